@@ -1,8 +1,7 @@
-//! One budget for the memory of all buffers of a process, and the shares that connections and groups of them have of it.
+//! One budget for the memory of all buffers of a process, and the shares of connections and groups in it.
 //!
-//! Pools draw memory from the budget and keep it when a buffer comes back, so that in a steady state nothing here is
-//! touched. If the budget is used up, a pool takes what other pools keep and do not use; if nothing is kept, the caller
-//! waits in a [`Line`].
+//! Pools draw memory from the budget and keep it when a buffer is returned, so that in steady state nothing here is touched.
+//! If the budget is used up, a pool reclaims free memory of other pools; if there is none, the caller waits in a [`Line`].
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,21 +11,21 @@ use crate::limits::ACCOUNT_RESERVE_BYTES;
 use crate::line::{Line, Place};
 use crate::memory::Memory;
 
-/// What keeps memory that is not in use.
+/// Keeps memory that is not in use.
 pub(crate) trait Holder: Send + Sync {
-    /// Gives about `bytes` back to the kernel; how much it was.
+    /// Releases about `bytes` to the kernel and returns the actual number.
     fn give_up(&self, bytes: usize) -> usize;
 
-    /// Gives a free block of a size class that no device is registered for to another pool.
+    /// Passes a free block of a size class, not registered for a device, to another pool.
     fn lend(&self, class: usize) -> Option<Memory>;
 }
 
-/// The memory that all pools together may have; clones are the same one.
+/// The memory budget of all pools; clones share it.
 #[derive(Clone)]
 pub struct Budget(Arc<State>);
 
 struct State {
-    /// Memory of all pools, in use and kept.
+    /// Memory of all pools, in use and free.
     bytes: AtomicUsize,
     bytes_max: usize,
     line: Line,
@@ -40,7 +39,7 @@ impl fmt::Debug for Budget {
 }
 
 impl Budget {
-    /// Of so many bytes.
+    /// Creates a budget of `bytes_max` bytes.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
         Self(Arc::new(State {
@@ -51,19 +50,19 @@ impl Budget {
         }))
     }
 
-    /// Bytes that pools have, in use and kept.
+    /// Bytes that pools have drawn, in use and free.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes that they may have.
+    /// The limit in bytes.
     #[must_use]
     pub fn bytes_max(&self) -> usize {
         self.0.bytes_max
     }
 
-    /// Where one waits that found it used up.
+    /// The line for callers that found the budget used up.
     #[must_use]
     pub fn line(&self) -> &Line {
         &self.0.line
@@ -75,28 +74,28 @@ impl Budget {
         holders.push(holder);
     }
 
-    /// Draws `size` bytes, if there are so many.
+    /// Draws `size` bytes if they are available.
     pub(crate) fn draw(&self, size: usize) -> bool {
         let more = |bytes: usize| bytes.checked_add(size).filter(|sum| *sum <= self.0.bytes_max);
         self.0.bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
-    /// Draws `size` bytes whether there are so many or not.
+    /// Draws `size` bytes even if they are not available.
     pub(crate) fn overdraw(&self, size: usize) {
         self.0.bytes.fetch_add(size, Ordering::SeqCst);
     }
 
-    /// Memory went back to the kernel.
+    /// Releases bytes that were returned to the kernel.
     pub(crate) fn release(&self, size: usize) {
         self.0.bytes.fetch_sub(size, Ordering::SeqCst);
     }
 
-    /// Whether more was drawn than there is.
+    /// Whether more was drawn than the limit.
     pub(crate) fn is_overdrawn(&self) -> bool {
         self.bytes() > self.0.bytes_max
     }
 
-    /// Has pools give back `bytes` of what they keep. False where they keep nothing.
+    /// Makes pools return `bytes` of their free memory to the kernel. False if they have none.
     pub(crate) fn reclaim(&self, bytes: usize) -> bool {
         let mut left = bytes;
         for holder in self.holders() {
@@ -108,7 +107,7 @@ impl Budget {
         left < bytes
     }
 
-    /// A block of a class that a pool keeps.
+    /// Takes a free block of a class from a pool.
     pub(crate) fn borrow(&self, class: usize) -> Option<Memory> {
         self.holders().iter().find_map(|holder| holder.lend(class))
     }
@@ -119,7 +118,7 @@ impl Budget {
     }
 }
 
-/// Connections of one tenant, which have so much between them; clones are the same one.
+/// Connections of one tenant, which share a limit; clones share the group.
 #[derive(Clone)]
 pub struct Group(Arc<Shared>);
 
@@ -136,25 +135,25 @@ impl fmt::Debug for Group {
 }
 
 impl Group {
-    /// Of at most so many bytes.
+    /// Creates a group of at most `bytes_max` bytes.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
         Self(Arc::new(Shared { bytes: AtomicUsize::new(0), bytes_max, line: Line::default() }))
     }
 
-    /// Where one waits that found the group's share used up.
+    /// The line for callers that found the group's share used up.
     #[must_use]
     pub fn line(&self) -> &Line {
         &self.0.line
     }
 
-    /// Whether it has all that it may have.
+    /// Whether its share is used up.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.0.bytes.load(Ordering::Relaxed) >= self.0.bytes_max
     }
 
-    /// Whether no account is in it.
+    /// Whether it has no accounts.
     #[must_use]
     pub fn is_unused(&self) -> bool {
         Arc::strong_count(&self.0) == 1
@@ -174,7 +173,7 @@ impl Group {
     }
 }
 
-/// What one connection has; clones are the same one.
+/// Memory of one connection; clones share it.
 #[derive(Clone)]
 pub struct Account(Arc<Held>);
 
@@ -190,7 +189,7 @@ impl fmt::Debug for Account {
     }
 }
 
-/// Bytes of an account, until it is dropped.
+/// Bytes of an account, returned when dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     account: Account,
@@ -198,7 +197,7 @@ pub(crate) struct Share {
     of_group: bool,
 }
 
-/// Why a share is not to be had.
+/// Why a share was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     ByAccount,
@@ -206,19 +205,19 @@ pub(crate) enum Refused {
 }
 
 impl Account {
-    /// Of at most `bytes_max`, in a group.
+    /// Creates an account of at most `bytes_max` bytes, in a group.
     #[must_use]
     pub fn new(group: Group, bytes_max: usize) -> Self {
         Self(Arc::new(Held { bytes: AtomicUsize::new(0), bytes_max, group }))
     }
 
-    /// Bytes of the buffers that it has.
+    /// Bytes of its buffers.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether it has all that it may have.
+    /// Whether its share is used up.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.bytes() >= self.0.bytes_max
@@ -230,18 +229,18 @@ impl Account {
         &self.0.group
     }
 
-    /// Whether `size` more is within what every connection can have at any time.
+    /// Whether `size` more bytes are within the reserve that every connection can have at any time.
     pub(crate) fn is_in_reserve(&self, size: usize) -> bool {
         self.bytes() + size <= ACCOUNT_RESERVE_BYTES
     }
 
-    /// Whether it has more than every connection can have at any time.
+    /// Whether it has more than the reserve that every connection can have at any time.
     #[must_use]
     pub fn is_beyond_reserve(&self) -> bool {
         self.bytes() > ACCOUNT_RESERVE_BYTES
     }
 
-    /// A share beyond all limits. What is beyond the reserve counts for the group.
+    /// A share beyond all limits. Bytes beyond the reserve count for the group.
     pub(crate) fn owed(&self, size: usize) -> Share {
         let of_group = !self.is_in_reserve(size);
         if of_group {

@@ -1,12 +1,12 @@
-//! Pooled, page-aligned buffers for payload, which a device can reach where they were made for one.
+//! Pooled, page-aligned buffers for payload. A device can access them if they were allocated for it.
 //!
-//! A buffer has one page of headroom before its aligned data, so that the transport can put a response's headers
-//! (or a transform header) directly in front of READ data and send or seal both as one piece. Another page after them takes
-//! what a request has besides its payload, so that a WRITE of 4 MiB lies in a buffer of 4 MiB. Buffers come back most
-//! recently freed first, so that a busy loop keeps working in the same, cache-warm memory. The kernel zeroes them once,
-//! nothing does it again.
+//! A buffer has one page of headroom before its aligned data, so that the transport can place a response's headers (or a
+//! transform header) directly before READ data and send or seal both as one piece. Another page after the data holds the
+//! parts of a request besides its payload, so that a WRITE of 4 MiB fits a buffer of 4 MiB. The most recently freed buffer is
+//! reused first, so that a busy loop keeps working in the same, cache-warm memory. The kernel zeroes the memory once; nothing
+//! zeroes it again.
 //!
-//! Pools draw their memory from one [`Budget`] and keep it while no other pool needs it.
+//! Pools draw their memory from one [`Budget`] and keep it until another pool needs it.
 
 use std::fmt;
 use std::ops::Range;
@@ -23,7 +23,7 @@ use crate::memory::Memory;
 /// Alignment of a buffer's data, and the headroom before it.
 pub const PAGE: usize = 4096;
 
-/// Payload bytes of the size classes. The last is for the longest frame; all others are powers of two, as payload is.
+/// Payload bytes of the size classes. The last is for the longest frame; all others are powers of two, like payload lengths.
 const CLASSES: [usize; 12] = [
     8 << 10,
     16 << 10,
@@ -39,7 +39,7 @@ const CLASSES: [usize; 12] = [
     (8 << 20) + (64 << 10),
 ];
 
-/// Bytes after the payload, for what a request has besides it.
+/// Bytes after the payload, for the other parts of a request.
 const TAILROOM: usize = PAGE;
 
 /// Data bytes of the largest buffer.
@@ -48,29 +48,29 @@ pub const BUFFER_BYTES: usize = capacity_of(CLASSES.len() - 1);
 /// Memory of the largest buffer.
 pub const BUFFER_MEMORY_BYTES: usize = memory_bytes(CLASSES.len() - 1);
 
-/// No buffer of so many bytes is to be had.
+/// No buffer of this length is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no payload buffer of {length} bytes to be had: {shortage}")]
 pub struct OutOfBuffers {
-    /// Bytes that were asked for.
+    /// Requested bytes.
     pub length: usize,
     /// Why.
     pub shortage: Shortage,
 }
 
-/// Why no buffer is to be had.
+/// Why no buffer is available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Shortage {
-    /// The budget is used up, or others wait for it: wait in its line.
+    /// The budget is used up, or others are waiting for it: wait in its line.
     #[error("the memory for payload is used up")]
     Budget,
-    /// The group's share of it is used up, or others of the group wait for it: wait in the group's line.
+    /// The group's share of the budget is used up, or others of the group are waiting for it: wait in the group's line.
     #[error("its group's share of the memory for payload is used up")]
     Group,
-    /// The account has all that it may have: some of it comes back first.
+    /// The account has used its share: some of it must be returned first.
     #[error("its share of the memory for payload is used up")]
     Account,
-    /// The kernel or the device gives no memory, or no buffer is so large.
+    /// The kernel or the device provides no memory, or no buffer is that large.
     #[error("there is no such memory")]
     Never,
 }
@@ -81,10 +81,10 @@ pub struct BufferPool(Arc<Pool>);
 
 struct Pool {
     free: [Mutex<Free>; CLASSES.len()],
-    /// Memory of buffers that are in use.
+    /// Memory of the buffers in use.
     bytes_in_use: AtomicUsize,
     budget: Budget,
-    /// What can reach all of it.
+    /// The device that can access all buffers.
     device: Option<Arc<Device>>,
 }
 
@@ -94,11 +94,11 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// Buffers of a class that are kept.
+/// Free buffers of a class.
 #[derive(Default)]
 struct Free {
     stack: Vec<Memory>,
-    /// Fewest that there were since [`BufferPool::trim`] looked last: so many are not needed.
+    /// Minimum number since the last [`BufferPool::trim`]: this many are not needed.
     least: usize,
 }
 
@@ -125,19 +125,19 @@ impl Default for BufferPool {
 }
 
 impl BufferPool {
-    /// A pool with a budget of its own.
+    /// Creates a pool with its own budget.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
         Self::made(Budget::new(bytes_max), None)
     }
 
-    /// The same, of buffers that `device` can reach.
+    /// Creates a pool with its own budget, with buffers that `device` can access.
     #[must_use]
     pub fn registered(bytes_max: usize, device: Arc<Device>) -> Self {
         Self::made(Budget::new(bytes_max), Some(device))
     }
 
-    /// A pool that draws from a budget, of buffers that a device can reach where one is given.
+    /// Creates a pool that draws from `budget`, with buffers that `device` can access if it is given.
     #[must_use]
     pub fn of(budget: &Budget, device: Option<Arc<Device>>) -> Self {
         Self::made(budget.clone(), device)
@@ -155,13 +155,13 @@ impl BufferPool {
         Self(pool)
     }
 
-    /// What it draws from.
+    /// The budget that it draws from.
     #[must_use]
     pub fn budget(&self) -> &Budget {
         &self.0.budget
     }
 
-    /// A buffer of at least `length` data bytes, with whatever its last user left in it, for any user.
+    /// Returns a buffer of at least `length` data bytes, for any user. It still contains the data of its previous user.
     ///
     /// # Errors
     /// [`Shortage::Budget`] and [`Shortage::Never`].
@@ -171,11 +171,11 @@ impl BufferPool {
         Ok(self.buffer(class, memory, None))
     }
 
-    /// The same for an account, which holds a place where it has waited. Within what is reserved for each account it is
-    /// always to be had.
+    /// As [`Self::take`], for an account; `place` is its place in a line if it has waited. Within the reserve of each account
+    /// a buffer is always available.
     ///
     /// # Errors
-    /// Where to wait, or why that is of no use.
+    /// Where to wait, or why waiting is useless.
     pub fn take_for(
         &self,
         length: usize,
@@ -199,8 +199,8 @@ impl BufferPool {
         Ok(self.buffer(class, memory, Some(share)))
     }
 
-    /// The same for what was begun and has to be ended, such as an answer to a request that was taken. Where the budget is
-    /// used up, it is overdrawn.
+    /// As [`Self::take`], for operations that have begun and must finish, such as an answer to an accepted request. Overdraws
+    /// the budget if it is used up.
     ///
     /// # Errors
     /// [`Shortage::Never`].
@@ -222,20 +222,20 @@ impl BufferPool {
         Buffer { memory: Some(memory), class, share, pool: Arc::clone(&self.0) }
     }
 
-    /// Counts memory that is none of a buffer, such as a long answer that waits to be sent, until what comes back is dropped.
+    /// Counts memory outside of buffers, such as a long answer that waits to be sent, until the returned charge is dropped.
     #[must_use]
     pub fn charge(&self, bytes: usize, account: &Account) -> Charge {
         self.0.budget.overdraw(bytes);
         Charge { budget: self.0.budget.clone(), bytes, share: Some(account.owed(bytes)) }
     }
 
-    /// Gives back to the kernel what was not needed since the last call, at most about `bytes_max` of it.
+    /// Releases memory to the kernel that was not needed since the last call, at most about `bytes_max` bytes.
     pub fn trim(&self, bytes_max: usize) {
         let mut left = bytes_max;
         for class in (0..CLASSES.len()).rev() {
             let mut free = self.0.free(class);
             let count = free.least.min(left / memory_bytes(class));
-            // The coldest lie at the bottom.
+            // The coldest are at the bottom.
             let unused: Vec<Memory> = free.stack.drain(..count).collect();
             free.least = free.stack.len();
             drop(free);
@@ -243,7 +243,7 @@ impl BufferPool {
         }
     }
 
-    /// Memory of buffers in use.
+    /// Memory of the buffers in use.
     #[must_use]
     pub fn bytes_in_use(&self) -> usize {
         self.0.bytes_in_use.load(Ordering::Relaxed)
@@ -260,8 +260,8 @@ impl Pool {
         self.free[class].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Memory of a class: what is kept here, new memory, what other pools keep of it, and new memory for what pools keep of
-    /// other classes, in this order.
+    /// Obtains memory of a class. The sources, in this order: free memory of this pool, new memory, free memory of other
+    /// pools, and new memory in place of free memory of other classes.
     fn obtain(&self, class: usize) -> Result<Memory, Shortage> {
         if let Some(memory) = self.free(class).pop() {
             return Ok(memory);
@@ -282,7 +282,7 @@ impl Pool {
         }
     }
 
-    /// New memory, which was drawn.
+    /// Allocates memory that was drawn from the budget.
     fn make(&self, class: usize) -> Result<Memory, Shortage> {
         let size = memory_bytes(class);
         Memory::new(size, self.device.as_ref()).map_err(|error| {
@@ -292,7 +292,7 @@ impl Pool {
         })
     }
 
-    /// Gives memory back to the kernel; how much it was.
+    /// Releases memory to the kernel and returns its size.
     fn discard(&self, class: usize, memory: Vec<Memory>) -> usize {
         let bytes = memory.len() * memory_bytes(class);
         drop(memory);
@@ -326,7 +326,7 @@ impl Holder for Pool {
             let memory: Vec<Memory> = free.stack.drain(..count).collect();
             free.least = free.least.min(free.stack.len());
             drop(free);
-            // The asker is first in the line, or there is no waiter.
+            // The caller is first in the line, or the line is empty.
             drop(memory);
             self.budget.release(count * memory_bytes(class));
             given += count * memory_bytes(class);
@@ -342,7 +342,7 @@ impl Holder for Pool {
     }
 }
 
-/// Memory outside of buffers that is counted, until it is dropped.
+/// Counted memory outside of buffers, until it is dropped.
 #[derive(Debug)]
 pub struct Charge {
     budget: Budget,
@@ -358,11 +358,11 @@ impl Drop for Charge {
     }
 }
 
-/// One buffer; goes back to its pool when dropped.
+/// One buffer; returned to its pool when dropped.
 pub struct Buffer {
     memory: Option<Memory>,
     class: usize,
-    /// Dropped after the memory is back.
+    /// Dropped after the memory was returned.
     share: Option<Share>,
     pool: Arc<Pool>,
 }
@@ -378,25 +378,25 @@ impl Buffer {
         self.memory.as_ref().expect("a buffer has its memory until it is dropped")
     }
 
-    /// Aligned data bytes.
+    /// Number of aligned data bytes.
     #[must_use]
     pub fn capacity(&self) -> usize {
         capacity_of(self.class)
     }
 
-    /// By what a device can reach it, where one can.
+    /// The region through which a device can access it, if any.
     #[must_use]
     pub fn region(&self) -> Option<&Region> {
         self.memory().region.as_ref()
     }
 
-    /// `range` of the buffer, counted from the aligned data; negative positions down to `-PAGE` are the headroom.
+    /// `range` of the buffer, relative to the aligned data; negative positions down to `-PAGE` are the headroom.
     #[must_use]
     pub fn bytes(&self, range: Range<isize>) -> &[u8] {
         &self.memory().pages[place(&range)]
     }
 
-    /// As [`Buffer::bytes`], to be written.
+    /// As [`Buffer::bytes`], for writing.
     #[must_use]
     pub fn bytes_mut(&mut self, range: Range<isize>) -> &mut [u8] {
         let memory = self.memory.as_mut().expect("a buffer has its memory until it is dropped");
@@ -447,7 +447,7 @@ mod tests {
         result.expect_err("there is none").shortage
     }
 
-    /// An account that may have all that there is.
+    /// An account without limits.
     fn account() -> Account {
         Account::new(Group::new(usize::MAX / 2), usize::MAX / 2)
     }
@@ -469,7 +469,7 @@ mod tests {
     fn a_request_takes_the_memory_of_its_payload_and_two_pages() {
         let pool = BufferPool::default();
         for payload in (13..=23).map(|shift| 1_usize << shift) {
-            // Transform header, header and WRITE, and what else a compound has.
+            // Transform header, header and WRITE, and the rest of a compound.
             for besides in [0, 112, 164, 4096] {
                 let buffer = pool.take(payload + besides).expect("memory");
                 assert_eq!(pool.bytes_in_use(), payload + 2 * PAGE, "{payload} and {besides} bytes");
@@ -562,7 +562,7 @@ mod tests {
         assert_eq!(small.len(), ACCOUNT_RESERVE_BYTES / memory_bytes(0));
         assert_eq!(modest.bytes(), ACCOUNT_RESERVE_BYTES);
         assert!(budget.is_overdrawn());
-        // An answer is owed, whatever there is.
+        // An answer is always granted, even if nothing is left.
         let answer = pool.take_owed(MIB, &modest).expect("overdrawn");
         drop((answer, small));
         assert_eq!(budget.bytes(), 8 * MIB + 2 * PAGE, "what was overdrawn is not kept");

@@ -1,4 +1,4 @@
-//! The RDMA connection manager: which peers ask to connect, and what becomes of connections.
+//! The RDMA connection manager: connection requests from peers, and events of connections.
 
 use std::fmt;
 use std::mem;
@@ -17,26 +17,26 @@ use crate::device::{Device, duplicate};
 use crate::library::{Library, Unavailable};
 use crate::{check, last_errno};
 
-/// Tells connections of this process apart, as long as they live.
+/// Identifies a connection of this process during its lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CmKey(usize);
 
-/// Something that happened to a connection or a listener.
+/// An event of a connection or a listener.
 #[derive(Debug)]
 pub enum CmEvent {
-    /// A peer wants to connect to a listener.
+    /// A peer requests a connection from a listener.
     Connect(Incoming),
-    /// The next step towards a peer is done: its address or the route to it is known.
+    /// The next resolution step is done: the peer's address or the route to it.
     Resolved(CmKey),
     /// The connection is up.
     Established(CmKey),
-    /// The connection is down, or never came to be.
+    /// The connection is down, or was never established.
     Ended(CmKey, &'static str),
-    /// The device of a connection or listener is going away.
+    /// The device of a connection or listener is being removed.
     DeviceRemoved(CmKey),
 }
 
-/// Where events come.
+/// A channel for events.
 pub struct EventChannel {
     library: &'static Library,
     channel: NonNull<rdma_event_channel>,
@@ -57,19 +57,19 @@ impl fmt::Debug for EventChannel {
 /// Why there is no event channel.
 #[derive(Debug, thiserror::Error)]
 pub enum NoChannel {
-    /// No library.
+    /// The library is unavailable.
     #[error(transparent)]
     Library(#[from] Unavailable),
-    /// The kernel has no RDMA, or does not let this process at it.
+    /// The kernel has no RDMA, or denies this process access to it.
     #[error("{0}: load the module rdma_cm, and let the server at /dev/infiniband/rdma_cm")]
     Kernel(Errno),
 }
 
 impl EventChannel {
-    /// A channel.
+    /// Creates a channel.
     ///
     /// # Errors
-    /// Why there can be none; ENODEV where the kernel has no RDMA.
+    /// Why it could not be created; ENODEV if the kernel has no RDMA.
     pub fn new() -> Result<Self, NoChannel> {
         let library = Library::get()?;
         // SAFETY: no arguments.
@@ -91,13 +91,13 @@ impl EventChannel {
         }
     }
 
-    /// What to wait for.
+    /// The descriptor to wait for.
     #[must_use]
     pub fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.descriptor)
     }
 
-    /// The next event; none where there is none now.
+    /// The next event; `None` if there is none now.
     pub fn next(self: &Arc<Self>) -> Option<CmEvent> {
         loop {
             let mut event: *mut rdma_cm_event = ptr::null_mut();
@@ -105,7 +105,7 @@ impl EventChannel {
             if unsafe { (self.library.rdma_get_cm_event)(self.channel.as_ptr(), &raw mut event) } != 0 {
                 return None;
             }
-            // SAFETY: the library gave a valid event, which is acknowledged once and not used after.
+            // SAFETY: the library returned a valid event, which is acknowledged once and not used afterwards.
             let translated = unsafe {
                 let translated = self.translate(&*event);
                 (self.library.rdma_ack_cm_event)(event);
@@ -139,7 +139,7 @@ impl EventChannel {
                 }
                 let (reads, read_by_peer) = (parameters.initiator_depth, parameters.responder_resources);
                 let incoming = Incoming { id, reads, read_by_peer, private };
-                // Dropped, and so refused, where the device is on its way out.
+                // Dropped, and therefore rejected, if the device is being removed.
                 incoming.peer().map(|_| CmEvent::Connect(incoming))
             }
             event_type::RDMA_CM_EVENT_ADDR_RESOLVED | event_type::RDMA_CM_EVENT_ROUTE_RESOLVED => {
@@ -162,7 +162,7 @@ impl EventChannel {
 
 impl Drop for EventChannel {
     fn drop(&mut self) {
-        // SAFETY: identifiers hold their channel, so none is left on it.
+        // SAFETY: identifiers hold their channel, so none refers to it any more.
         unsafe { (self.library.rdma_destroy_event_channel)(self.channel.as_ptr()) };
     }
 }
@@ -210,8 +210,8 @@ impl Id {
         Device::of(self.channel.library, unsafe { self.id.as_ref() }.verbs)
     }
 
-    /// Has its events come to another channel. Events of it that were taken must have been acknowledged, which
-    /// [`EventChannel::next`] does.
+    /// Moves its events to another channel. Events already taken must have been acknowledged, which [`EventChannel::next`]
+    /// does.
     pub(crate) fn migrate(&mut self, channel: &Arc<EventChannel>) -> Result<(), Errno> {
         // SAFETY: both live.
         check(unsafe { (self.channel.library.rdma_migrate_id)(self.id.as_ptr(), channel.channel.as_ptr()) })?;
@@ -228,41 +228,41 @@ impl Id {
 
 impl Drop for Id {
     fn drop(&mut self) {
-        // SAFETY: made by the library and destroyed only here; its queue pair is gone (`Endpoint`).
+        // SAFETY: created by the library and destroyed only here; its queue pair is gone (`Endpoint`).
         unsafe { (self.channel.library.rdma_destroy_id)(self.id.as_ptr()) };
     }
 }
 
-/// A peer that waits to be accepted; refused if it is dropped.
+/// A peer that waits to be accepted; rejected if dropped.
 #[derive(Debug)]
 pub struct Incoming {
     pub(crate) id: Id,
-    /// RDMA READs that the peer serves at once.
+    /// RDMA READs that the peer serves at the same time.
     reads: u8,
-    /// RDMA READs that the peer wants to make at once.
+    /// RDMA READs that the peer requests to have in flight.
     read_by_peer: u8,
     /// The first bytes of its private data.
     private: [u8; 8],
 }
 
 impl Incoming {
-    /// Its owner.
+    /// Its address.
     #[must_use]
     pub fn peer(&self) -> Option<SocketAddr> {
         self.id.peer()
     }
 
-    /// The device that it came by.
+    /// The device through which it arrived.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn device(&self) -> Result<Arc<Device>, Errno> {
         self.id.device()
     }
 
-    /// RDMA READs of ours that may be under way at once, and those of the peer that it is granted.
+    /// RDMA READs of ours that can be in flight, and those granted to the peer.
     pub(crate) fn depths(&self, device: &Device) -> (u8, u8) {
-        // [MS-SMBD] 3.1.4.1: clients over iWARP without enhanced connections put both into their private data.
+        // [MS-SMBD] 3.1.4.1: clients over iWARP without enhanced connections put both numbers into their private data.
         let word = |at: usize| {
             let bytes = [self.private[at], self.private[at + 1], self.private[at + 2], self.private[at + 3]];
             u32::from_be_bytes(bytes).min(u8::MAX.into()) as u8
@@ -276,7 +276,7 @@ impl Incoming {
     }
 }
 
-/// A peer that is to be connected to; given up where it is dropped. [`crate::Endpoint::connecting`] makes the end of the
+/// A peer to connect to; the attempt is abandoned if this is dropped. [`crate::Endpoint::connecting`] creates the end of the
 /// connection once both steps are done.
 #[derive(Debug)]
 pub struct Outgoing {
@@ -284,10 +284,10 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// First step: finds the device by which the peer can be reached. [`CmEvent::Resolved`] says when that is done.
+    /// First step: finds the device through which the peer is reachable. [`CmEvent::Resolved`] reports its completion.
     ///
     /// # Errors
-    /// ENODEV where no RDMA device leads there.
+    /// ENODEV if no RDMA device reaches the peer.
     pub fn resolve_address(
         channel: &Arc<EventChannel>,
         peer: SocketAddr,
@@ -307,26 +307,26 @@ impl Outgoing {
         Ok(Self { id })
     }
 
-    /// Second step: finds the way there. [`CmEvent::Resolved`] says when that is done.
+    /// Second step: resolves the route. [`CmEvent::Resolved`] reports its completion.
     ///
     /// # Errors
-    /// Those of the connection manager.
+    /// Errors of the connection manager.
     pub fn resolve_route(&mut self, patience: Duration) -> Result<(), Errno> {
         let library = self.id.channel.library;
         // SAFETY: the identifier lives.
         check(unsafe { (library.rdma_resolve_route)(self.id.raw(), milliseconds(patience)) })
     }
 
-    /// Under which events name it.
+    /// The key under which events refer to it.
     #[must_use]
     pub fn key(&self) -> CmKey {
         self.id.key()
     }
 
-    /// The device that leads there, after the first step.
+    /// The device that reaches the peer, after the first step.
     ///
     /// # Errors
-    /// Those of the device; ENODEV before.
+    /// Errors of the device; ENODEV before the first step.
     pub fn device(&self) -> Result<Arc<Device>, Errno> {
         self.id.device()
     }
@@ -336,17 +336,17 @@ fn milliseconds(patience: Duration) -> i32 {
     patience.as_millis().min(i32::MAX as u128) as i32
 }
 
-/// Takes connections to an address.
+/// Listens for connections to an address.
 #[derive(Debug)]
 pub struct Listener {
     id: Id,
 }
 
 impl Listener {
-    /// Listens; requests come to the channel.
+    /// Starts to listen; requests arrive at the channel.
     ///
     /// # Errors
-    /// EADDRNOTAVAIL or ENODEV where no RDMA device has the address; EADDRINUSE.
+    /// EADDRNOTAVAIL or ENODEV if no RDMA device has the address; EADDRINUSE.
     pub fn bind(channel: &Arc<EventChannel>, address: SocketAddr, backlog: i32) -> Result<Self, Errno> {
         let library = channel.library;
         let id = Id::new(channel)?;
@@ -358,7 +358,7 @@ impl Listener {
         Ok(Self { id })
     }
 
-    /// Under which events name it.
+    /// The key under which events refer to it.
     #[must_use]
     pub fn key(&self) -> CmKey {
         self.id.key()
@@ -399,7 +399,7 @@ fn socket_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
     let at = &raw const *storage;
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
-            // SAFETY: the family says what is there.
+            // SAFETY: the family determines the type of the address.
             let raw = unsafe { at.cast::<libc::sockaddr_in>().read() };
             let ip = Ipv4Addr::from(raw.sin_addr.s_addr.to_ne_bytes());
             Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())

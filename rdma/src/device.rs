@@ -1,4 +1,4 @@
-//! RDMA devices, memory registered with them, and the descriptors that tell of completions.
+//! RDMA devices, memory registered with them, and the descriptors that signal completions.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
@@ -16,7 +16,7 @@ use crate::library::Library;
 use crate::pages::Pages;
 use crate::{check, last_errno};
 
-/// Tells devices apart.
+/// Identifies a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceKey(usize);
 
@@ -27,16 +27,16 @@ pub struct Device {
     domain: NonNull<ibv_pd>,
     name: String,
     is_iwarp: bool,
-    /// Work requests of one queue.
+    /// Maximum number of work requests of one queue.
     pub(crate) work_max: u32,
-    /// Pieces of memory of one work request.
+    /// Maximum number of pieces of memory of one work request.
     pub(crate) pieces_max: u32,
-    /// RDMA READs of one connection under way at once.
+    /// Maximum number of RDMA READs in flight on one connection.
     pub(crate) reads_max: u8,
     has_windows: bool,
     /// Interrupts that can signal completions.
     vectors: usize,
-    /// Where its buffers lie best.
+    /// The NUMA node on which to allocate its buffers.
     pub(crate) numa_node: Option<u32>,
 }
 
@@ -51,7 +51,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Memory windows of type 2, whichever way they belong to queue pairs.
+/// Memory windows of type 2, of either variant.
 const WINDOWS: u32 = ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2A.0
     | ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0;
 
@@ -100,7 +100,7 @@ impl Device {
         Ok(device)
     }
 
-    /// What tells it from others.
+    /// Its identifier.
     #[must_use]
     pub fn key(&self) -> DeviceKey {
         DeviceKey(self.context.as_ptr() as usize)
@@ -112,25 +112,25 @@ impl Device {
         &self.name
     }
 
-    /// Whether it speaks iWARP.
+    /// Whether it uses iWARP.
     #[must_use]
     pub fn is_iwarp(&self) -> bool {
         self.is_iwarp
     }
 
-    /// Work requests that one queue can hold.
+    /// Maximum number of work requests in one queue.
     #[must_use]
     pub fn work_max(&self) -> u32 {
         self.work_max
     }
 
-    /// Pieces of memory that one work request can have.
+    /// Maximum number of pieces of memory in one work request.
     #[must_use]
     pub fn pieces_max(&self) -> u32 {
         self.pieces_max
     }
 
-    /// Whether tokens can be had that a peer may invalidate.
+    /// Whether it supports tokens that a peer can invalidate.
     #[must_use]
     pub fn has_windows(&self) -> bool {
         self.has_windows
@@ -148,45 +148,45 @@ impl Device {
         self.domain.as_ptr()
     }
 
-    /// Lets the device reach a block of memory. The block must be freed after the region, as the fields of a structure are
-    /// that has the region before the block; its place stays as it is when the box is moved.
+    /// Registers a block of memory, so that the device can access it. The block must be freed after the region; a structure
+    /// with the region field before the block field ensures this. Moving the box does not move the block.
     ///
     /// # Errors
-    /// Most often ENOMEM: more memory than may be locked.
+    /// Usually ENOMEM: more memory than may be locked.
     #[allow(clippy::borrowed_box, reason = "only a box promises that the block does not move")]
     pub fn register(self: &Arc<Self>, memory: &mut Box<[u8]>) -> Result<Region, Errno> {
-        // SAFETY: the device reaches the block only by work requests, which `Endpoint` makes for memory that it owns; a
-        // region of freed memory that is never named does nothing.
+        // SAFETY: the device accesses the block only through work requests, which `Endpoint` creates for memory that it owns;
+        // a region of freed memory that no work request refers to has no effect.
         unsafe { self.register_raw(memory.as_mut_ptr(), memory.len(), self.local_access()) }
     }
 
-    /// As [`Device::register`], of pages.
+    /// As [`Device::register`], for pages.
     pub(crate) fn register_pages(self: &Arc<Self>, pages: &mut Pages) -> Result<Region, Errno> {
         // SAFETY: as in `register`.
         unsafe { self.register_raw(pages.as_mut_ptr(), pages.len(), self.local_access()) }
     }
 
-    /// For memory that work requests of our own name.
+    /// For memory that our own work requests use.
     fn local_access(&self) -> ibv_access_flags {
         let mut access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE;
         if self.is_iwarp {
-            // RFC 5040: what an RDMA READ fills is named to the peer, which writes there.
+            // RFC 5040: the peer receives a token for the target of an RDMA READ, and writes there.
             access |= ibv_access_flags::IBV_ACCESS_REMOTE_WRITE;
         }
         access
     }
 
-    /// Lets the device, and by the flags a peer, reach memory.
+    /// Registers memory for access by the device and, depending on the flags, by a peer.
     ///
     /// # Safety
-    /// The memory must be valid for all that device and peer do with it, until the region is dropped.
+    /// The memory must be valid for every access of device and peer, until the region is dropped.
     pub(crate) unsafe fn register_raw(
         self: &Arc<Self>,
         memory: *mut u8,
         length: usize,
         access: ibv_access_flags,
     ) -> Result<Region, Errno> {
-        // SAFETY: the domain lives as long as the device; the memory is the caller's promise.
+        // SAFETY: the domain lives as long as the device; the caller guarantees the memory.
         let region = unsafe {
             (self.library.ibv_reg_mr)(
                 self.domain.as_ptr(),
@@ -204,7 +204,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: all that was made in the domain holds the device, so nothing is left of it.
+        // SAFETY: every object created in the domain holds the device, so none is left.
         let result = unsafe { (self.library.ibv_dealloc_pd)(self.domain.as_ptr()) };
         if let Err(error) = check(result) {
             tracing::debug!(device = self.name, %error, "the protection domain was not released");
@@ -212,7 +212,7 @@ impl Drop for Device {
     }
 }
 
-/// Memory that a device can reach.
+/// Memory that a device can access.
 pub struct Region {
     device: Arc<Device>,
     region: NonNull<ibv_mr>,
@@ -232,12 +232,12 @@ impl fmt::Debug for Region {
 }
 
 impl Region {
-    /// The key by which work requests name it.
+    /// The key by which work requests refer to it.
     pub(crate) fn key(&self) -> u32 {
         self.key
     }
 
-    /// The token by which a peer names it, where it may.
+    /// The token by which a peer refers to it, if it has access.
     pub(crate) fn token(&self) -> u32 {
         self.token
     }
@@ -253,7 +253,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: made by ibv_reg_mr and released only here.
+        // SAFETY: created by ibv_reg_mr and released only here.
         let result = unsafe { (self.device.library.ibv_dereg_mr)(self.region.as_ptr()) };
         if let Err(error) = check(result) {
             tracing::debug!(device = self.device.name, %error, "memory was not released");
@@ -261,7 +261,7 @@ impl Drop for Region {
     }
 }
 
-/// A descriptor that becomes readable when something was completed on an endpoint that belongs to it.
+/// A descriptor that becomes readable when work was completed on one of its endpoints.
 pub struct Notifier {
     device: Arc<Device>,
     channel: NonNull<ibv_comp_channel>,
@@ -282,19 +282,19 @@ impl fmt::Debug for Notifier {
 }
 
 impl Notifier {
-    /// One for endpoints on `device`.
+    /// Creates a notifier for endpoints on `device`.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn new(device: &Arc<Device>) -> Result<Self, Errno> {
         Self::of_loop(device, 0)
     }
 
-    /// Same, for an event loop: different interrupts signal the completions of several loops, so that no processor takes
+    /// Same, for an event loop: different interrupts signal the completions of different loops, so that no processor handles
     /// them all.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn of_loop(device: &Arc<Device>, index: usize) -> Result<Self, Errno> {
         // SAFETY: the context lives as long as the process.
         let channel = unsafe { (device.library.ibv_create_comp_channel)(device.context()) };
@@ -318,7 +318,7 @@ impl Notifier {
         }
     }
 
-    /// What to wait for.
+    /// The descriptor to wait for.
     #[must_use]
     pub fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.descriptor)
@@ -336,7 +336,7 @@ impl Notifier {
         self.channel.as_ptr()
     }
 
-    /// The names of endpoints that have to be polled.
+    /// Appends the names of the endpoints to poll.
     ///
     /// # Errors
     /// The device is gone.
@@ -357,7 +357,7 @@ impl Notifier {
                     errno => Err(errno),
                 };
             }
-            // SAFETY: the queue of an event that was not acknowledged cannot be destroyed.
+            // SAFETY: a completion queue with an unacknowledged event cannot be destroyed.
             unsafe { (self.device.library.ibv_ack_cq_events)(queue, 1) };
             contexts.push(context as u64);
         }
@@ -371,12 +371,12 @@ impl Drop for Notifier {
     }
 }
 
-/// The vector of the event loop `index`, of so many that a device has.
+/// The vector of the event loop `index` on a device with `vectors` of them.
 fn vector_of(index: usize, vectors: usize) -> i32 {
     (index % vectors.max(1)) as i32
 }
 
-/// Another descriptor for the same file: what waits for it may outlive the library's own.
+/// Duplicates the descriptor: a waiter can outlive the library's own descriptor.
 pub(crate) fn duplicate(fd: i32) -> Result<Arc<OwnedFd>, Errno> {
     // SAFETY: the descriptor belongs to an object that the caller holds.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };

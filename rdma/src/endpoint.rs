@@ -1,7 +1,7 @@
-//! This end of a connection: its queue pair, and all memory that the device may reach for it.
+//! One end of a connection: its queue pair, and all memory that the device can access for it.
 //!
-//! Messages are received in slots of one registered block. What is sent or moved by RDMA lies in registered buffers of a
-//! pool, which the endpoint holds until the last work request with them is completed, or the queue pair is gone.
+//! Messages are received in slots of one registered block. Data for sends and RDMA transfers are in registered buffers of a
+//! pool. The endpoint holds them until the last work request that uses them is completed, or the queue pair is destroyed.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -24,68 +24,68 @@ use crate::exposed::Window;
 use crate::transfers::Transfers;
 use crate::{check, last_errno};
 
-/// What an endpoint has room for.
+/// Capacities of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Slots for messages to receive.
+    /// Slots for received messages.
     pub receives: u16,
-    /// Bytes of each.
+    /// Bytes of each slot.
     pub receive_bytes: u32,
-    /// Messages being sent at once.
+    /// Sends in flight.
     pub sends: u16,
-    /// RDMA READs and WRITEs, and bindings, under way at once.
+    /// RDMA READs and WRITEs, and bindings, in flight.
     pub transfers: u16,
 }
 
-/// Most pieces of held buffers in one message.
+/// Maximum number of pieces of held buffers in one message.
 pub const PIECES_MAX: usize = 5;
-/// Bytes of a message's header that [`Endpoint::send`] takes.
+/// Maximum header length, in bytes, for [`Endpoint::send`].
 const HEADER_BYTES: usize = 32;
-/// Completions taken at once.
+/// Completions polled at a time.
 const POLLED: usize = 32;
-/// In the number of a work request: a receive, into the slot that the rest says.
+/// Bit in the id of a work request: a receive, into the slot given by the other bits.
 const RECEIVE: u64 = 1 << 63;
 
 /// A piece of a held buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
-    /// As [`Endpoint::hold`] said.
+    /// Number returned by [`Endpoint::hold`].
     pub buffer: u32,
-    /// Bytes from what was given as its origin.
+    /// Offset in bytes from the given origin.
     pub start: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
 }
 
 /// The peer's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Remote {
-    /// Its address there.
+    /// Its address in the peer's memory.
     pub address: u64,
-    /// What opens it.
+    /// The token that grants access.
     pub token: u32,
 }
 
-/// What is done.
+/// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completed {
-    /// A message of so many bytes lies in a slot.
+    /// A slot contains a received message.
     Received {
-        /// Which.
+        /// Slot number.
         slot: u16,
-        /// Bytes.
+        /// Length in bytes.
         length: u32,
-        /// The token of ours that the peer had invalidated. Soft-RoCE says so to the kernel only: it hands the kernel's own flags to
-        /// processes, which have others.
+        /// Our token that the peer had invalidated. Soft-RoCE reports it to the kernel only: it passes the kernel's flags to
+        /// processes, which use different values.
         invalidated: Option<u32>,
     },
-    /// A message went; with the mark that [`Endpoint::send`] was given.
+    /// A message was sent; with the mark passed to [`Endpoint::send`].
     Sent(Option<u64>),
-    /// So many bytes went by RDMA WRITE.
+    /// Bytes written by RDMA WRITE.
     Written(u32),
-    /// A window has the token that [`Endpoint::bind`] said.
+    /// A window is bound to the token returned by [`Endpoint::bind`].
     Bound,
-    /// So many bytes came by RDMA READ; with the mark that [`Endpoint::read`] was given.
+    /// Bytes read by RDMA READ; with the mark passed to [`Endpoint::read`].
     Fetched(Option<u64>, u32),
     /// The connection is broken.
     Failed(Failure),
@@ -94,7 +94,7 @@ pub enum Completed {
 /// Why a connection is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// It was ended, and something was under way: how every connection ends of which a receive is posted.
+    /// The connection was ended with work in flight: every connection with a posted receive ends this way.
     Flushed,
     /// A reason for the log.
     Broken(&'static str),
@@ -112,9 +112,9 @@ impl fmt::Display for Failure {
 struct Held {
     buffer: Buffer,
     origin: isize,
-    /// Work requests with it.
+    /// Work requests that use it.
     posted: u32,
-    /// To be let go with the last of them.
+    /// To be released when the last of them completes.
     released: bool,
 }
 
@@ -137,9 +137,9 @@ pub struct Endpoint {
     memory: Box<[u8]>,
     /// Where the slots begin in `memory`.
     begin: usize,
-    /// Slots with a receive under way.
+    /// Slots with a posted receive.
     posted: Vec<bool>,
-    /// Header slots that are free.
+    /// Free header slots.
     headers: Vec<u16>,
     transfers: Transfers,
     work: Vec<Option<Work>>,
@@ -148,7 +148,7 @@ pub struct Endpoint {
     held_free: Vec<u32>,
 }
 
-// SAFETY: verbs may be called from any thread, and nothing of an endpoint is shared.
+// SAFETY: verbs can be called from any thread, and no part of an endpoint is shared.
 unsafe impl Send for Endpoint {}
 
 impl fmt::Debug for Endpoint {
@@ -158,11 +158,11 @@ impl fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// The end of a connection that was asked for, not accepted yet. Its events come to `channel`, its completions are signalled
-    /// by `notifier` under the name `context`.
+    /// The end of a connection that a peer has requested, not accepted yet. Its events arrive at `channel`; `notifier`
+    /// signals its completions under the name `context`.
     ///
     /// # Errors
-    /// Those of the device: out of queue pairs, or of memory that may be locked.
+    /// Errors of the device: out of queue pairs, or of memory that may be locked.
     pub fn new(
         incoming: Incoming,
         channel: &Arc<EventChannel>,
@@ -177,11 +177,10 @@ impl Endpoint {
         Self::made(id, device, depths, notifier, context, sizes)
     }
 
-    /// The end of a connection that is to be asked for, after both steps towards the peer. Completions as with
-    /// [`Endpoint::new`].
+    /// The end of a connection to be requested, after both resolution steps. Completions as with [`Endpoint::new`].
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn connecting(
         outgoing: Outgoing,
         notifier: &Arc<Notifier>,
@@ -189,7 +188,7 @@ impl Endpoint {
         sizes: Sizes,
     ) -> Result<Self, Errno> {
         let device = outgoing.device()?;
-        // The connecting side lends memory; it accesses none of the peer's.
+        // The connecting side exposes memory; it accesses none of the peer's.
         let depths = (0, device.reads_max);
         Self::made(outgoing.id, device, depths, notifier, context, sizes)
     }
@@ -265,12 +264,12 @@ impl Endpoint {
                 self.device.domain(),
                 &raw mut attributes,
             ))?;
-            // Armed before anything can be completed.
+            // Armed before anything can complete.
             check(ibv_req_notify_cq(self.queue.as_ptr(), 0))
         }
     }
 
-    /// Under which events name it.
+    /// The key under which events refer to it.
     #[must_use]
     pub fn key(&self) -> CmKey {
         self.id.key()
@@ -282,22 +281,22 @@ impl Endpoint {
         &self.device
     }
 
-    /// Accepts the peer. Receives are to be posted before.
+    /// Accepts the peer. Post the receives first.
     ///
     /// # Errors
-    /// Those of the connection manager.
+    /// Errors of the connection manager.
     pub fn accept(&mut self) -> Result<(), Errno> {
-        // [MS-SMBD] 3.1.4.1: credits ensure that a receive is there; a peer that breaks that is disconnected.
+        // [MS-SMBD] 3.1.4.1: credits ensure that a receive is posted; a peer that violates this is disconnected.
         let mut parameters = self.parameters(0);
         // SAFETY: the identifier has a queue pair.
         check(unsafe { (self.device.library().rdma_accept)(self.id.raw(), &raw mut parameters) })
     }
 
-    /// Asks the peer to accept this end, and says how often it is to try again where there is no receive for a message of
-    /// its: 7 is for ever. Receives are to be posted before.
+    /// Requests the connection from the peer. `receiver_not_ready_retries` is how often the peer retries a message for which
+    /// no receive is posted: 7 means forever. Post the receives first.
     ///
     /// # Errors
-    /// Those of the connection manager.
+    /// Errors of the connection manager.
     pub fn connect(&mut self, receiver_not_ready_retries: u8) -> Result<(), Errno> {
         let mut parameters = self.parameters(receiver_not_ready_retries);
         // SAFETY: the identifier has a queue pair.
@@ -319,7 +318,7 @@ impl Endpoint {
         }
     }
 
-    /// The first `length` bytes of a slot that a message was received in.
+    /// The first `length` bytes of a slot with a received message.
     #[must_use]
     pub fn received(&self, slot: u16, length: u32) -> &[u8] {
         assert!(!self.posted[usize::from(slot)], "the device may write to it");
@@ -335,10 +334,10 @@ impl Endpoint {
         self.slot_start(self.sizes.receives) + usize::from(slot) * HEADER_BYTES
     }
 
-    /// Has a message received in a slot.
+    /// Posts a receive into a slot.
     ///
     /// # Errors
-    /// Those of the device; the connection is broken then.
+    /// Errors of the device; the connection is broken then.
     pub fn post_receive(&mut self, slot: u16) -> Result<(), Errno> {
         let posted = &mut self.posted[usize::from(slot)];
         assert!(!mem::replace(posted, true), "one receive a slot");
@@ -364,7 +363,8 @@ impl Endpoint {
         unsafe { (*self.id.raw()).qp }
     }
 
-    /// Keeps a registered buffer, of which pieces are counted from `origin` (as [`Buffer::bytes`] counts).
+    /// Holds a registered buffer. The positions of its pieces are relative to `origin` (in the coordinates of
+    /// [`Buffer::bytes`]).
     pub fn hold(&mut self, buffer: Buffer, origin: isize) -> u32 {
         let held = Some(Held { buffer, origin, posted: 0, released: false });
         match self.held_free.pop() {
@@ -379,7 +379,7 @@ impl Endpoint {
         }
     }
 
-    /// Lets a buffer go when no work request with it is under way any more.
+    /// Releases a buffer once no work request uses it any more.
     pub fn release(&mut self, buffer: u32) {
         if let Some(held) = &mut self.held[buffer as usize] {
             held.released = true;
@@ -387,7 +387,7 @@ impl Endpoint {
         self.drop_if_free(buffer);
     }
 
-    /// The buffer back, where no work request with it is under way.
+    /// Returns the buffer if no work request uses it.
     pub fn take(&mut self, buffer: u32) -> Option<Buffer> {
         let held = self.held[buffer as usize].take_if(|held| held.posted == 0)?;
         self.held_free.push(buffer);
@@ -415,35 +415,35 @@ impl Endpoint {
         Ok(ibv_sge { addr: bytes.as_mut_ptr() as u64, length: piece.length, lkey: key })
     }
 
-    /// How many messages may be sent now.
+    /// How many messages can be sent now.
     #[must_use]
     pub fn sends_left(&self) -> usize {
         self.headers.len()
     }
 
-    /// Whether anything is being sent or moved.
+    /// Whether any send or transfer is in flight.
     #[must_use]
     pub fn works(&self) -> bool {
         self.work_free.len() < self.work.len()
     }
 
-    /// How many RDMA WRITEs may be begun now.
+    /// How many RDMA WRITEs can be started now.
     #[must_use]
     pub fn transfers_left(&self) -> u16 {
         self.transfers.left()
     }
 
-    /// How many RDMA READs may be begun now: no more are under way than the peer serves at once.
+    /// How many RDMA READs can be started now: limited to the number that the peer serves at the same time.
     #[must_use]
     pub fn reads_left(&self) -> u16 {
         self.transfers.reads_left()
     }
 
-    /// Sends a message: up to 32 bytes of header, then pieces, [`PIECES_MAX`] at most. Invalidates a token of the peer.
-    /// `mark` comes back with the completion.
+    /// Sends a message: up to 32 bytes of header, then at most [`PIECES_MAX`] pieces. Invalidates a token of the peer if one
+    /// is given. The completion returns `mark`.
     ///
     /// # Errors
-    /// Those of the device; the connection is broken then.
+    /// Errors of the device; the connection is broken then.
     pub fn send(
         &mut self,
         header: &[u8],
@@ -472,7 +472,7 @@ impl Endpoint {
             request.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_INV;
             request.imm_data_invalidated_rkey_union =
                 imm_data_invalidated_rkey_union_t { invalidated_rkey: token };
-            // rdma-core's provider for siw takes it from here.
+            // rdma-core's provider for siw reads the token here.
             request.wr = wr_t { rdma: rdma_t { remote_addr: 0, rkey: token } };
         }
         let work = Work::Send { slot, pieces: buffers, count: pieces.len(), mark };
@@ -482,7 +482,7 @@ impl Endpoint {
     /// Copies a piece to the peer's memory.
     ///
     /// # Errors
-    /// Those of the device; the connection is broken then.
+    /// Errors of the device; the connection is broken then.
     pub fn write(&mut self, piece: Piece, to: Remote) -> Result<(), Errno> {
         if !self.transfers.begin() {
             return Err(Errno::NOBUFS);
@@ -491,10 +491,10 @@ impl Endpoint {
         self.transfer(ibv_wr_opcode::IBV_WR_RDMA_WRITE, piece, to, work)
     }
 
-    /// Fills a piece from the peer's memory. `mark` comes back with the completion.
+    /// Fills a piece from the peer's memory. The completion returns `mark`.
     ///
     /// # Errors
-    /// NOBUFS where [`Endpoint::reads_left`] is 0; those of the device: the connection is broken then.
+    /// NOBUFS if [`Endpoint::reads_left`] is 0; errors of the device: the connection is broken then.
     pub fn read(&mut self, piece: Piece, from: Remote, mark: Option<u64>) -> Result<(), Errno> {
         if !self.transfers.begin_read() {
             return Err(Errno::NOBUFS);
@@ -517,11 +517,11 @@ impl Endpoint {
         self.post(&mut request, work, &[piece.buffer])
     }
 
-    /// Opens a part of exposed memory to the peer, by a token that the peer can invalidate: this one, which is good for what is
-    /// sent from now on. Takes the room of one transfer.
+    /// Grants the peer access to a part of exposed memory, by a token that the peer can invalidate. Returns that token, which
+    /// is valid for messages sent from now on. Uses the room of one transfer.
     ///
     /// # Errors
-    /// EINVAL for a part that is none; those of the device.
+    /// EINVAL for a range outside of the memory; errors of the device.
     pub fn bind(&mut self, window: &mut Window, at: usize, length: usize) -> Result<u32, Errno> {
         let memory = window.memory();
         if at.checked_add(length).is_none_or(|end| end > memory.length()) {
@@ -557,23 +557,23 @@ impl Endpoint {
             }
         }
         let mut bad = ptr::null_mut();
-        // SAFETY: the queue pair lives; headers and held buffers are registered, and stay until the completion comes
-        // (`Held::posted`, `headers`) or the queue pair is destroyed. The list of elements is copied by the call.
+        // SAFETY: the queue pair lives; headers and held buffers are registered, and stay until the completion arrives
+        // (`Held::posted`, `headers`) or the queue pair is destroyed. The call copies the list of elements.
         check(unsafe { ibv_post_send(self.queue_pair(), request, &raw mut bad) })
     }
 
-    /// What has been completed since. To be called when the notifier names this endpoint.
+    /// Returns the completions since the last call. Call it when the notifier reports this endpoint.
     ///
     /// # Errors
-    /// Those of the device; the connection is broken then.
+    /// Errors of the device; the connection is broken then.
     pub fn poll(&mut self, done: &mut Vec<Completed>) -> Result<(), Errno> {
-        // Armed first: what is completed after the last look is signalled.
+        // Armed first: a completion after the last poll is signalled.
         // SAFETY: the completion queue lives.
         check(unsafe { ibv_req_notify_cq(self.queue.as_ptr(), 0) })?;
         loop {
             // SAFETY: plain numbers.
             let mut completions: [ibv_wc; POLLED] = unsafe { mem::zeroed() };
-            // SAFETY: the completion queue lives, and there is place for as many as said.
+            // SAFETY: the completion queue lives, and the array has room for the given number of completions.
             let count = unsafe { ibv_poll_cq(self.queue.as_ptr(), POLLED as i32, completions.as_mut_ptr()) };
             let count = usize::try_from(count).map_err(|_| Errno::IO)?;
             for completion in &completions[..count] {
@@ -597,14 +597,14 @@ impl Endpoint {
                     ibv_wc_status::IBV_WC_WR_FLUSH_ERR
                     | ibv_wc_status::IBV_WC_LOC_PROT_ERR
                     | ibv_wc_status::IBV_WC_LOC_ACCESS_ERR => failure,
-                    // Hardware says LOC_LEN_ERR of a message that is too long; soft-RoCE has several others, by where in
-                    // the message it notices.
+                    // Hardware reports LOC_LEN_ERR for a message that is too long; soft-RoCE reports several others,
+                    // depending on where in the message it detects the error.
                     _ => Failure::Broken("the peer's message is longer than there is place for, or invalid"),
                 });
             }
             debug_assert_eq!(completion.opcode, ibv_wc_opcode::IBV_WC_RECV);
             let has_token = completion.wc_flags & ibv_wc_flags::IBV_WC_WITH_INV.0 != 0;
-            // SAFETY: the flag says which of the union it is; both are four bytes.
+            // SAFETY: the flag selects the member of the union; both are four bytes.
             let token = unsafe { completion.imm_data_invalidated_rkey_union.invalidated_rkey };
             return Completed::Received {
                 slot,
@@ -647,8 +647,8 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         let library = self.device.library();
-        // SAFETY: all three were made by this endpoint and are destroyed only here; destroying the queue pair ends every
-        // access of the device to the memory that is freed after.
+        // SAFETY: this endpoint created all three and destroys them only here; destroying the queue pair ends every access of
+        // the device to the memory that is freed afterwards.
         unsafe {
             (library.rdma_disconnect)(self.id.raw());
             if !self.queue_pair().is_null() {
@@ -668,7 +668,7 @@ fn work_request(elements: &mut [ibv_sge]) -> ibv_send_wr {
     request
 }
 
-/// What a failed completion means, for readers of a log.
+/// Describes a failed completion for the log.
 fn describe(status: ibv_wc_status::Type) -> Failure {
     Failure::Broken(match status {
         ibv_wc_status::IBV_WC_WR_FLUSH_ERR => return Failure::Flushed,

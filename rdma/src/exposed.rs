@@ -1,4 +1,4 @@
-//! Memory that a peer may reach by a token: what a client lends to a server.
+//! Memory that a peer can access by a token: a client exposes it to a server.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -11,11 +11,11 @@ use rustix::io::Errno;
 use crate::device::{Device, Region};
 use crate::{check, last_errno};
 
-/// Memory that a peer may read and write at any time while this lives.
+/// Memory that a peer can read and write at any time while this value lives.
 pub struct Exposed {
-    /// Before the bytes: it must be gone when they are freed.
+    /// Declared before the bytes: it must be dropped before they are freed.
     region: Region,
-    /// Atomic, because the device writes them whenever the peer wants.
+    /// Atomic, because the device can write them at any time on behalf of the peer.
     bytes: Box<[AtomicU8]>,
 }
 
@@ -26,10 +26,10 @@ impl fmt::Debug for Exposed {
 }
 
 impl Exposed {
-    /// So many bytes of zero.
+    /// Allocates `length` zero bytes.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn new(device: &Arc<Device>, length: usize) -> Result<Self, Errno> {
         let zeros = Box::into_raw(vec![0_u8; length].into_boxed_slice());
         // SAFETY: an atomic byte has the size, alignment and values of a byte.
@@ -45,32 +45,32 @@ impl Exposed {
         Ok(Self { region, bytes })
     }
 
-    /// The address by which the peer names the first byte.
+    /// The peer's address of the first byte.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.bytes.as_ptr() as u64
     }
 
-    /// What opens all of it to the peer.
+    /// The token that gives the peer access to all bytes.
     #[must_use]
     pub fn token(&self) -> u32 {
         self.region.token()
     }
 
-    /// Its bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn length(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Puts bytes there.
+    /// Writes bytes.
     pub fn put(&self, at: usize, from: &[u8]) {
         for (to, from) in self.bytes[at..at + from.len()].iter().zip(from) {
             to.store(*from, Ordering::Relaxed);
         }
     }
 
-    /// Bytes that are there.
+    /// Reads bytes.
     #[must_use]
     pub fn get(&self, at: usize, length: usize) -> Vec<u8> {
         self.bytes[at..at + length].iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
@@ -82,7 +82,7 @@ impl Exposed {
 }
 
 /// A token for exposed memory that its peer can invalidate (a memory window of type 2). The kernel's software device does not
-/// let go of a queue pair while a window is bound by it: drop the window first.
+/// release a queue pair while a window is bound through it: drop the window first.
 pub struct Window {
     window: NonNull<ibv_mw>,
     memory: Arc<Exposed>,
@@ -98,10 +98,10 @@ impl fmt::Debug for Window {
 }
 
 impl Window {
-    /// One that opens nothing yet: [`crate::Endpoint::bind`] makes it.
+    /// Allocates a window without access: [`crate::Endpoint::bind`] grants it.
     ///
     /// # Errors
-    /// EOPNOTSUPP where the device has no such windows; others of the device.
+    /// EOPNOTSUPP if the device does not support such windows; other errors of the device.
     pub fn new(memory: &Arc<Exposed>) -> Result<Self, Errno> {
         let device = memory.region.device();
         if !device.has_windows() {
@@ -121,7 +121,7 @@ impl Window {
         &self.memory
     }
 
-    /// The token that the next binding is to have: never the one before.
+    /// The token of the next binding: never the previous one.
     pub(crate) fn next_token(&mut self) -> u32 {
         // SAFETY: the window lives, and nothing else changes it.
         unsafe { ibv_inc_rkey(self.window.as_ref().rkey) }

@@ -1,8 +1,8 @@
 //! A small safe layer over verbs and the RDMA connection manager.
 //!
-//! What is safe about it: memory that a device may reach is owned by what reaches it ([`Region`], [`Endpoint`]) until the
-//! completion came or the queue pair is destroyed; objects are destroyed in the order in which they depend on each other,
-//! because each holds what it depends on.
+//! Its safety guarantees: memory that a device can access is owned by the object that accesses it ([`Region`], [`Endpoint`])
+//! until the work is completed or the queue pair is destroyed. Objects are destroyed in the order of their dependencies,
+//! because each holds the objects that it depends on.
 //!
 //! # Example
 //!
@@ -53,12 +53,12 @@ pub use line::{Line, Place, Wake};
 
 use rustix::io::Errno;
 
-/// The error of the call that has just failed.
+/// The errno of the last call.
 fn last_errno() -> Errno {
     std::io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
-/// What a call of librdmacm or libibverbs says: -1 and errno, or an error number.
+/// Converts the result of a call of librdmacm or libibverbs: -1 and errno, or an error number.
 fn check(result: std::ffi::c_int) -> Result<(), Errno> {
     match result {
         0 => Ok(()),

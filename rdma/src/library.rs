@@ -1,4 +1,4 @@
-//! libibverbs and librdmacm, loaded when they are first needed: the server runs where they are not installed.
+//! libibverbs and librdmacm, loaded on first use: the server also runs without them.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use rdma_sys::{
     rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, rdma_port_space,
 };
 
-/// Why there is no RDMA here.
+/// Why RDMA is unavailable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unavailable {
     /// The library could not be loaded.
@@ -21,27 +21,27 @@ pub enum Unavailable {
 
 macro_rules! library {
     ($($(#[$doc:meta])* $name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions that are used. What rdma-sys has as inline functions comes from there.
+        /// The library functions in use. rdma-sys provides the inline functions.
         pub(crate) struct Library {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
         impl Library {
             fn load() -> Result<Self, Unavailable> {
-                // SAFETY: loading these libraries runs nothing but their initialisers, which have no demands.
+                // SAFETY: loading these libraries runs only their initialisers, which have no preconditions.
                 let handle = unsafe { libc::dlopen(c"librdmacm.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
                 if handle.is_null() {
                     return Err(Unavailable::Library(last_error()));
                 }
                 Ok(Self { $($name: {
                     let symbol = concat!(stringify!($name), "\0");
-                    // SAFETY: the name ends with a zero; the handle is never closed. librdmacm depends on libibverbs, so
-                    // the symbols of both are found by it.
+                    // SAFETY: the name ends with a zero; the handle is never closed. librdmacm depends on libibverbs, so the
+                    // handle resolves the symbols of both.
                     let found = unsafe { libc::dlsym(handle, symbol.as_ptr().cast()) };
                     if found.is_null() {
                         return Err(Unavailable::Function(stringify!($name)));
                     }
-                    // SAFETY: the type is the function's in rdma-core's headers.
+                    // SAFETY: the type matches the function in rdma-core's headers.
                     unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(found) }
                 },)* })
             }
@@ -81,10 +81,10 @@ library! {
 }
 
 impl Library {
-    /// The libraries, loaded by the first call.
+    /// Returns the libraries; the first call loads them.
     ///
     /// # Errors
-    /// Why they could not be loaded; the answer stays.
+    /// Why they could not be loaded; the result is cached.
     pub(crate) fn get() -> Result<&'static Self, Unavailable> {
         static LIBRARY: OnceLock<Result<Library, Unavailable>> = OnceLock::new();
         LIBRARY.get_or_init(Self::load).as_ref().map_err(Clone::clone)
@@ -92,7 +92,7 @@ impl Library {
 }
 
 fn last_error() -> String {
-    // SAFETY: dlerror gives null or a string that lasts until the next call of this thread.
+    // SAFETY: dlerror returns null or a string that is valid until the next call of this thread.
     let error = unsafe { libc::dlerror() };
     if error.is_null() {
         return "librdmacm.so.1 could not be loaded".to_owned();

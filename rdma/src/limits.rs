@@ -1,7 +1,6 @@
-//! Every limit that a peer can push against, by name. Units last in names.
+//! Every limit that a peer can run into, by name. Names end with the unit.
 
-/// Memory of all payload buffers of a pool that has a budget of its own.
+/// Memory of all payload buffers of a pool with its own budget.
 pub const BUFFER_BYTES_MAX: usize = 4 << 30;
-/// Memory that every connection can have whatever others have: what it needs to receive a request that carries no
-/// payload, and to be answered.
+/// Memory that every connection can have regardless of others: enough to receive a request without payload, and to answer it.
 pub const ACCOUNT_RESERVE_BYTES: usize = 128 << 10;

@@ -1,29 +1,29 @@
-//! A line to wait in: first come, first served, however many threads come.
+//! A FIFO line of waiters from any number of threads.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Wakes the thread of one that waits; to be called from any thread.
+/// Wakes the thread of a waiter; callable from any thread.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
 
-/// A line; clones are the same one.
+/// A line; clones share it.
 #[derive(Clone)]
 pub struct Line(Arc<State>);
 
 struct State {
-    /// Number of the first place; 0 without waiters. Changed under the lock, read without it.
+    /// Number of the first place; 0 without waiters. Written under the lock, read without it.
     first: AtomicU64,
     queue: Mutex<Queue>,
 }
 
 #[derive(Default)]
 struct Queue {
-    /// Numbers given out.
+    /// The number that was issued last.
     given: u64,
     places: VecDeque<(u64, Wake)>,
-    /// The first was woken and has not tried since.
+    /// The first waiter was woken and has not tried since.
     woken: bool,
 }
 
@@ -71,7 +71,7 @@ impl Line {
         Place { line: self.clone(), number }
     }
 
-    /// Whether there is no waiter, or `place` is the first here.
+    /// Whether the line is empty, or `place` is first in it.
     #[must_use]
     pub fn is_turn_of(&self, place: Option<&Place>) -> bool {
         match self.0.first.load(Ordering::SeqCst) {
@@ -86,7 +86,7 @@ impl Line {
         Arc::ptr_eq(&self.0, &place.line.0)
     }
 
-    /// Wakes the first, once until it has tried again.
+    /// Wakes the first waiter, once until it has tried again.
     pub fn nudge(&self) {
         if self.0.first.load(Ordering::SeqCst) != 0 {
             wake_first(self.0.lock());
@@ -94,7 +94,7 @@ impl Line {
     }
 }
 
-/// Wakes outside of the lock.
+/// Calls the waker outside of the lock.
 fn wake_first(mut queue: MutexGuard<'_, Queue>) {
     if queue.woken {
         return;
@@ -106,13 +106,13 @@ fn wake_first(mut queue: MutexGuard<'_, Queue>) {
 }
 
 impl Place {
-    /// Whether it is this one's turn.
+    /// Whether this place is first.
     #[must_use]
     pub fn is_first(&self) -> bool {
         self.line.0.first.load(Ordering::SeqCst) == self.number
     }
 
-    /// To be called before each attempt: what comes back after it wakes again.
+    /// Call it before each attempt: memory returned afterwards wakes the waiter again.
     pub fn try_again(&self) {
         let mut queue = self.line.0.lock();
         if queue.places.front().is_some_and(|(number, _)| *number == self.number) {

@@ -1,4 +1,4 @@
-//! The memory of one buffer: its pages, and by what a device can reach them.
+//! The memory of one buffer: its pages, and the region through which a device can access them.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{Device, Region};
 /// Memory of a size class.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// Before the pages: it must be gone when they are unmapped.
+    /// Declared before the pages: it must be dropped before they are unmapped.
     pub(crate) region: Option<Region>,
     pub(crate) pages: Pages,
 }

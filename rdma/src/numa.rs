@@ -1,4 +1,4 @@
-//! Memory near a device: on a machine with several NUMA nodes, what a device reads and writes lies best on its own.
+//! Memory near a device: on a machine with several NUMA nodes, buffers are best allocated on the device's node.
 
 use std::fs;
 
@@ -6,18 +6,18 @@ use rustix::io::Errno;
 
 use crate::PAGE;
 
-/// `MPOL_PREFERRED` of linux/mempolicy.h: that node, or another where it has no memory left.
+/// `MPOL_PREFERRED` of linux/mempolicy.h: that node, or another if it has no memory left.
 const PREFERRED: libc::c_ulong = 1;
-/// Nodes that a mask of one word holds.
+/// Nodes in a mask of one word.
 const NODES_MAX: u32 = libc::c_ulong::BITS;
 
-/// The NUMA node of an RDMA device; `None` where the kernel names none, as on machines that have but one.
+/// The NUMA node of an RDMA device; `None` if the kernel reports none, as on machines with a single node.
 pub(crate) fn node_of(device: &str) -> Option<u32> {
     let text = fs::read_to_string(format!("/sys/class/infiniband/{device}/device/numa_node")).ok()?;
     text.trim().parse().ok()
 }
 
-/// Has the whole pages of `bytes` that were not touched yet come from a node.
+/// Makes the kernel allocate the untouched whole pages of `bytes` on a node.
 pub(crate) fn prefer(bytes: &mut [u8], node: u32) -> Result<(), Errno> {
     if node >= NODES_MAX {
         return Err(Errno::INVAL);
@@ -26,7 +26,7 @@ pub(crate) fn prefer(bytes: &mut [u8], node: u32) -> Result<(), Errno> {
     let length = (bytes.len() - skip) / PAGE * PAGE;
     let mask: libc::c_ulong = 1 << node;
     // SAFETY: the range is within `bytes`; a policy changes no byte of it. The mask is read during the call only. The kernel
-    // takes one from the number of its bits.
+    // subtracts one from the number of its bits.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -53,13 +53,13 @@ mod tests {
         let mut bytes = vec![0_u8; 8 << 20].into_boxed_slice();
         match prefer(&mut bytes, 0) {
             Ok(()) => {}
-            // A container's filter of calls, or a kernel without NUMA: buffers lie where the kernel puts them.
+            // A container's syscall filter, or a kernel without NUMA: the kernel places the buffers.
             Err(error @ (Errno::PERM | Errno::NOSYS)) => return assert!(!error.to_string().is_empty()),
             Err(error) => panic!("{error}"),
         }
         let (mut mode, mut mask): (libc::c_int, libc::c_ulong) = (0, 0);
         let middle = bytes[4 << 20..].as_ptr();
-        // SAFETY: the results are written to the two variables; the mask has as many bits as is said.
+        // SAFETY: the results are written to the two variables; the mask has as many bits as specified.
         let result = unsafe {
             let bits = libc::c_ulong::from(NODES_MAX);
             libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, &raw mut mask, bits, middle, OF_ADDRESS)

@@ -1,5 +1,5 @@
-//! Whole pages of memory, straight from the kernel and straight back to it: what a process has of it is what is counted,
-//! which no allocator in between can say.
+//! Whole pages of memory, mapped from the kernel and unmapped directly, so that the counted memory is exactly the memory that
+//! the process has. With an allocator in between the count would be inexact.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -9,25 +9,25 @@ use std::slice;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// A block of pages, zeroed by the kernel when they are first touched. Its place never changes.
+/// A block of pages, zeroed by the kernel on first access. Its address never changes.
 pub(crate) struct Pages {
     start: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone and is reached only through references to it.
+// SAFETY: the mapping belongs to this value alone and is accessed only through references to it.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// At least `length` bytes.
+    /// Maps at least `length` bytes.
     ///
     /// # Errors
     /// ENOMEM.
     pub(crate) fn new(length: usize) -> Result<Self, Errno> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, at a place that the kernel chooses, replaces none that exists.
+        // SAFETY: a new mapping, at an address that the kernel chooses, replaces no existing one.
         let start = unsafe { mmap_anonymous(ptr::null_mut(), length, protection, MapFlags::PRIVATE)? };
         Ok(Self { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, length })
     }

@@ -1,9 +1,9 @@
-//! How many RDMA READs and WRITEs a connection may have under way.
+//! Limits the RDMA READs and WRITEs in flight on a connection.
 //!
-//! Of READs the two ends have negotiated a number (the initiator depth). A device holds one more back together with all
-//! that was posted after it, responses included: what exceeds the number has to wait before it is posted.
+//! The two ends have negotiated a number of READs (the initiator depth). A device holds back any further READ together with
+//! everything posted after it, responses included, so READs beyond that number must wait before they are posted.
 
-/// What is under way, and what may be.
+/// Transfers in flight, and their limits.
 #[derive(Debug)]
 pub(crate) struct Transfers {
     max: u16,
@@ -13,23 +13,23 @@ pub(crate) struct Transfers {
 }
 
 impl Transfers {
-    /// Room for `max`, of which `reads_max` may be READs.
+    /// Room for `max` transfers, at most `reads_max` of them READs.
     pub(crate) fn new(max: u16, reads_max: u8) -> Self {
-        // A peer that serves none and asks for one all the same: the device says how that ends.
+        // If a peer serves no READs but requests one anyway, the device reports the result.
         Self { max, reads_max: u16::from(reads_max.max(1)), under_way: 0, reads: 0 }
     }
 
-    /// WRITEs that may be begun now.
+    /// WRITEs that can be started now.
     pub(crate) fn left(&self) -> u16 {
         self.max - self.under_way
     }
 
-    /// READs that may be begun now.
+    /// READs that can be started now.
     pub(crate) fn reads_left(&self) -> u16 {
         self.left().min(self.reads_max - self.reads)
     }
 
-    /// A WRITE, or the binding of a window, begins. False where there is no room.
+    /// Starts a WRITE, or the binding of a window. False if there is no room.
     #[must_use]
     pub(crate) fn begin(&mut self) -> bool {
         let may = self.left() > 0;
@@ -37,7 +37,7 @@ impl Transfers {
         may
     }
 
-    /// A READ begins. False where there is no room.
+    /// Starts a READ. False if there is no room.
     #[must_use]
     pub(crate) fn begin_read(&mut self) -> bool {
         let may = self.reads_left() > 0;
@@ -46,12 +46,12 @@ impl Transfers {
         may
     }
 
-    /// What was begun by [`Transfers::begin`] has ended.
+    /// Ends a transfer that [`Transfers::begin`] has started.
     pub(crate) fn end(&mut self) {
         self.under_way -= 1;
     }
 
-    /// A READ has ended.
+    /// Ends a READ.
     pub(crate) fn end_read(&mut self) {
         self.reads -= 1;
         self.end();

@@ -1,7 +1,7 @@
-//! Security descriptors that files keep, and what they grant ([MS-DTYP] 2.5.3, [MS-FSA] 2.1.5.1.2.1).
+//! Security descriptors stored with files, and the rights that they grant ([MS-DTYP] 2.5.3, [MS-FSA] 2.1.5.1.2.1).
 //!
-//! All clients open a volume as one user. That user is the owner of each file and a member of its group, and so has the
-//! owner's right to read and change the descriptor. A file that keeps none grants everything.
+//! All clients open a volume as one user. That user is the owner of each file and a member of its group, and therefore has
+//! the owner's right to read and change the descriptor. A file without a stored descriptor grants all access.
 
 use crate::limits::DESCRIPTOR_BYTES_MAX;
 use crate::status::NtStatus;
@@ -11,14 +11,14 @@ use crate::wire::fscc::security::{
 };
 use crate::wire::limits::ACES_MAX;
 
-/// First byte of what is stored.
+/// Version of the stored format: its first byte.
 const VERSION: u8 = 1;
-/// What an owner may do whatever the list says, unless it has an entry for OWNER RIGHTS.
+/// Rights of an owner regardless of the list, unless the list has an entry for OWNER RIGHTS.
 const OF_OWNERS: AccessMask = AccessMask::READ_CONTROL.union(AccessMask::WRITE_DAC);
-/// Bits of `Control` that are about the list and are kept.
+/// Bits of `Control` that apply to the list and are stored.
 const KEPT_CONTROL: Control =
     Control::DACL_PRESENT.union(Control::DACL_AUTO_INHERITED).union(Control::DACL_PROTECTED);
-/// Entries that a directory passes on.
+/// Flags of entries that a directory passes on.
 const INHERITABLE: AceFlags = AceFlags::OBJECT_INHERIT.union(AceFlags::CONTAINER_INHERIT);
 
 /// Owner and group of a file on the backing file system.
@@ -30,13 +30,13 @@ pub struct Owner {
     pub gid: u32,
 }
 
-/// What a file keeps of a security descriptor: the access control list, if it has one of its own, and an owner or a group that is no
-/// Unix user or group. Never nothing of these.
+/// The stored part of a file's security descriptor: the access control list, if the file has its own, and an owner or a group
+/// that is not a Unix user or group. Never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept(SecurityDescriptor);
 
 impl Kept {
-    /// What there is to keep of `descriptor`; `None` where that is nothing.
+    /// The part of `descriptor` to store; `None` if it is empty.
     #[must_use]
     pub fn new(descriptor: SecurityDescriptor) -> Option<Self> {
         let foreign = |sid: Option<Sid>, unix: fn(&Sid) -> Option<u32>| sid.filter(|sid| unix(sid).is_none());
@@ -51,7 +51,7 @@ impl Kept {
         (kept.has_list() || kept.0.owner.is_some() || kept.0.group.is_some()).then_some(kept)
     }
 
-    /// Reads what [`Self::encode`] has made. What is damaged grants nothing but the owner's rights.
+    /// Reads the output of [`Self::encode`]. Damaged bytes grant only the owner's rights.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Self {
         let descriptor = match bytes.split_first() {
@@ -68,8 +68,8 @@ impl Kept {
     /// The bytes to store.
     ///
     /// # Errors
-    /// `STATUS_INSUFFICIENT_RESOURCES` where it is longer than [`DESCRIPTOR_BYTES_MAX`], or has too many entries to be read again:
-    /// what is inherited can be longer than the list that it comes from.
+    /// `STATUS_INSUFFICIENT_RESOURCES` if the result is longer than [`DESCRIPTOR_BYTES_MAX`], or has too many entries to be
+    /// parsed again: an inherited list can be longer than the list that it comes from.
     pub fn encode(&self) -> Result<Vec<u8>, NtStatus> {
         let mut bytes = vec![VERSION];
         self.0.encode(&mut bytes);
@@ -80,13 +80,13 @@ impl Kept {
         Ok(bytes)
     }
 
-    /// As a descriptor.
+    /// Returns it as a descriptor.
     #[must_use]
     pub fn descriptor(&self) -> &SecurityDescriptor {
         &self.0
     }
 
-    /// Whether the file has a list of its own, be it the null list, which grants everything.
+    /// Whether the file has its own list. A null list counts; it grants all access.
     fn has_list(&self) -> bool {
         self.0.control.contains(Control::DACL_PRESENT)
     }
@@ -99,8 +99,8 @@ impl Kept {
         self.0.group.clone().unwrap_or_else(|| Sid::unix_group(of.gid))
     }
 
-    /// What the volume's user may do with the file, which belongs to `of`: for each right the first entry that has it decides
-    /// ([MS-DTYP] 2.5.3.2).
+    /// Rights of the volume's user on the file, which belongs to `of`. For each right, the first entry that contains it
+    /// decides ([MS-DTYP] 2.5.3.2).
     #[must_use]
     pub fn rights(&self, of: Owner) -> AccessMask {
         let list = match &self.0.dacl {
@@ -109,7 +109,7 @@ impl Kept {
         };
         let (owner, group, everyone) = (self.owner(of), self.group(of), of_everyone());
         let applies = |sid: &Sid| {
-            // Equal in either of the ways in which Unix users are written.
+            // Unix users can be written in two ways; both match.
             let is_owner = *sid == owner || self.0.owner.is_none() && sid.as_unix_user() == Some(of.uid);
             let is_group = *sid == group || self.0.group.is_none() && sid.as_unix_group() == Some(of.gid);
             is_owner || is_group || *sid == owner_rights() || everyone.contains(sid)
@@ -128,7 +128,8 @@ impl Kept {
                 (AceType::ACCESS_DENIED, AceBody::Basic { mask, sid }) if applies(sid) => {
                     denied |= mask.map_generic().without(allowed);
                 }
-                // Conditions and kinds of objects are not looked at: what may deny denies, what may allow does not.
+                // Conditions and object types are not evaluated: an entry that could deny denies, one that could allow does
+                // not.
                 (AceType::ACCESS_DENIED_OBJECT | AceType::ACCESS_DENIED_CALLBACK, AceBody::Other(body)) => {
                     denied |= leading_mask(body).map_generic().without(allowed);
                 }
@@ -147,8 +148,8 @@ impl Kept {
         if self.rights(of).contains(needed) { Ok(()) } else { Err(NtStatus::ACCESS_DENIED) }
     }
 
-    /// What a new file or directory keeps: what its maker gave it and, where that was no list, what the entries of its directory
-    /// pass on ([MS-DTYP] 2.5.3.4).
+    /// The descriptor that a new file or directory stores: the one from its creator and, if that has no list, the entries
+    /// inherited from its directory ([MS-DTYP] 2.5.3.4).
     #[must_use]
     pub fn of_new(given: Option<&Self>, parent: Option<&Self>, directory: bool, of: Owner) -> Option<Self> {
         let given = given.map(|kept| kept.0.clone()).unwrap_or_default();
@@ -163,7 +164,7 @@ impl Kept {
         Self::new(SecurityDescriptor { control, dacl, ..given })
     }
 
-    /// What entries of this directory make of the list of something new in it. `None` where there is none to pass on.
+    /// The list that a new object in this directory inherits. `None` if the directory has no entry to pass on.
     fn inherited(&self, directory: bool, owner: &Sid, group: &Sid) -> Option<(Control, Acl)> {
         let list = self.0.dacl.as_ref().filter(|_| self.has_list())?;
         let automatic = self.0.control & Control::DACL_AUTO_INHERITED;
@@ -179,7 +180,7 @@ impl Kept {
     }
 }
 
-/// Adds what one entry of a directory passes on.
+/// Adds the entries that one entry of a directory passes on.
 fn inherit(ace: &Ace, directory: bool, owner: &Sid, group: &Sid, mut add: impl FnMut(AceFlags, AceBody)) {
     let passed_on = ace.ace_flags & INHERITABLE;
     let ends = ace.ace_flags.contains(AceFlags::NO_PROPAGATE_INHERIT);
@@ -201,34 +202,35 @@ fn inherit(ace: &Ace, directory: bool, owner: &Sid, group: &Sid, mut add: impl F
     } else if resolved == ace.body {
         add(passed_on, resolved);
     } else {
-        // For the new directory, and for what will be made in it.
+        // One entry for the new directory, one for objects created in it later.
         add(AceFlags::empty(), resolved);
         add(passed_on | AceFlags::INHERIT_ONLY, ace.body.clone());
     }
 }
 
-/// `Mask`, which an entry of any kind begins with; everything where it is cut off.
+/// `Mask`, the first field of every entry; all access if it is truncated.
 fn leading_mask(body: &[u8]) -> AccessMask {
     body.first_chunk().map_or(AccessMask::FILE_ALL_ACCESS, |mask| AccessMask(u32::from_le_bytes(*mask)))
 }
 
-/// S-1-3-0 CREATOR OWNER, S-1-3-1 CREATOR GROUP: in entries that are passed on, the owner and the group of what is made.
+/// S-1-3-0 CREATOR OWNER, S-1-3-1 CREATOR GROUP: in inherited entries, the owner and the group of the new object.
 fn creator(which: u32) -> Sid {
     Sid { identifier_authority: 3, sub_authorities: vec![which] }
 }
 
-/// S-1-3-4: an entry for it takes the place of what owners may always do.
+/// S-1-3-4: an entry for it replaces the rights that owners have by default.
 fn owner_rights() -> Sid {
     creator(4)
 }
 
-/// Groups that every user who has logged on over a network is in.
+/// Groups that contain every user who has logged on over a network.
 fn of_everyone() -> [Sid; 3] {
     let of_nt = |which| Sid { identifier_authority: 5, sub_authorities: vec![which] };
     [Sid::everyone(), of_nt(11), of_nt(2)]
 }
 
-/// The list that is set as it is kept: generic rights are replaced, and `Control` has what [MS-DTYP] 2.5.3.4.2 leaves of it.
+/// The list that is being set, in the form to store: generic rights are mapped, and `Control` has the bits that remain by
+/// [MS-DTYP] 2.5.3.4.2.
 #[must_use]
 pub fn list_to_keep(given: &SecurityDescriptor) -> (Control, Option<Acl>) {
     let mut control = (given.control & Control::DACL_PROTECTED) | Control::DACL_PRESENT;
@@ -247,22 +249,22 @@ pub fn list_to_keep(given: &SecurityDescriptor) -> (Control, Option<Acl>) {
     (control, list)
 }
 
-/// The parts of a descriptor that [`Kept`] is about.
+/// The parts of a descriptor that [`Kept`] covers.
 pub(crate) const PARTS: SecurityInformation =
     SecurityInformation::OWNER.union(SecurityInformation::GROUP).union(SecurityInformation::DACL);
 
-/// Descriptors that decide what an opener may do.
+/// Descriptors that decide about the rights of an opener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Descriptors {
-    /// That of the file.
+    /// Descriptor of the file.
     pub own: Option<Kept>,
-    /// That of the directory it lies in, and its owner.
+    /// Descriptor of the directory that contains the file, and the directory's owner.
     pub directory: Option<(Kept, Owner)>,
 }
 
 impl Descriptors {
-    /// What the volume's user may do with the file, which belongs to `of`. A directory can allow what the file does not: to
-    /// delete what is in it, and to read attributes that listing it shows.
+    /// Rights of the volume's user on the file, which belongs to `of`. A directory can allow more than the file does: to
+    /// delete its files, and to read attributes that a listing shows.
     #[must_use]
     pub fn rights(&self, of: Owner) -> AccessMask {
         let all = AccessMask::FILE_ALL_ACCESS;
@@ -277,7 +279,7 @@ impl Descriptors {
         rights
     }
 
-    /// Whether the volume's user may remove the file, which belongs to `of`, or put another in its place.
+    /// Whether the volume's user may remove or replace the file, which belongs to `of`.
     ///
     /// # Errors
     /// `STATUS_ACCESS_DENIED` if not.

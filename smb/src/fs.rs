@@ -1,8 +1,8 @@
 //! The contract between the protocol and a file-system backend.
 //!
-//! The protocol decides *what* happens to files and emits [`FsOp`]s; the transport's event loop has a backend carry
-//! them out and hands back an [`FsResult`]. Nothing here does I/O. Handles and payload are opaque to the protocol:
-//! it keeps them, counts their bytes and passes them on.
+//! The protocol decides *what* happens to files and emits [`FsOp`]s. The transport's event loop has a backend execute them
+//! and returns an [`FsResult`]. Nothing here does I/O. Handles and payload are opaque to the protocol: it keeps them, counts
+//! their bytes and passes them on.
 
 use std::any::Any;
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::descriptor::{Descriptors, Kept};
 use crate::remote::{RemoteBuffer, RemoteProof};
 use crate::status::NtStatus;
 
-/// Identifies an operation in flight on one connection. Chosen by the connection, echoed on completion.
+/// Identifies an operation in flight on one connection. Chosen by the connection, returned on completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpId(pub u64);
 
@@ -30,12 +30,12 @@ impl fmt::Debug for FsHandle {
 
 /// A received frame (without the 4-byte transport length prefix), decrypted, in the transport's buffer.
 ///
-/// The protocol reads headers from it and hands ranges of it back in [`FsOpKind::Write`].
+/// The protocol reads headers from it and passes ranges of it back in [`FsOpKind::Write`].
 pub trait Frame: Any + Send + Sync {
     /// The whole frame from the first SMB2 header on.
     fn bytes(&self) -> &[u8];
 
-    /// Bytes of memory that it occupies: no less than its length, more where its buffer is larger.
+    /// Bytes of memory that it occupies: at least its length, more if its buffer is larger.
     fn held_bytes(&self) -> usize {
         self.bytes().len()
     }
@@ -43,17 +43,17 @@ pub trait Frame: Any + Send + Sync {
 
 /// Data that a backend has read, on its way to the wire.
 pub trait Payload: Any + Send {
-    /// Bytes read: as many as the READ reports.
+    /// Bytes read, which is the count that the READ reports.
     fn length(&self) -> usize;
-    /// The bytes read. Data that a backend has not copied yet are copied by this call.
+    /// The bytes read. This call copies data that the backend has not copied yet.
     fn bytes(&self) -> &[u8];
-    /// The same, to be sealed where they lie.
+    /// The same, for sealing in place.
     fn bytes_mut(&mut self) -> &mut [u8];
-    /// For the transport to get its own buffer type back without copying.
+    /// Lets the transport get its own buffer type back without copying.
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;
 }
 
-/// What identifies a file for share modes and byte-range locks, whatever name it was opened by.
+/// Identifies a file for share modes and byte-range locks, regardless of the name by which it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileKey {
     /// Device number.
@@ -87,7 +87,7 @@ impl StreamName {
     /// Checks `name`.
     ///
     /// # Errors
-    /// `STATUS_OBJECT_NAME_INVALID` for what no stream can be called.
+    /// `STATUS_OBJECT_NAME_INVALID` if it is not a valid stream name.
     pub fn new(name: &str) -> Result<Self, NtStatus> {
         let length = name.encode_utf16().count();
         if length == 0 || length > 255 || name.contains(['\\', '/', ':', '\0']) {
@@ -96,7 +96,7 @@ impl StreamName {
         Ok(Self(name.into()))
     }
 
-    /// In the case that it was given in.
+    /// The name, in its original case.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -106,8 +106,8 @@ impl StreamName {
         self.0.chars().flat_map(char::to_uppercase)
     }
 
-    /// A number for the name, the same for as long as the process lives; never 0. It is keyed, so that no client finds two names
-    /// with one number.
+    /// A number for the name, constant for the lifetime of the process and never 0. It is keyed, so that no client can find
+    /// two names with the same number.
     #[must_use]
     pub fn number(&self) -> u64 {
         static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
@@ -125,7 +125,7 @@ impl PartialEq for StreamName {
 
 impl Eq for StreamName {}
 
-/// A named stream as a list shows it.
+/// A named stream in a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamEntry {
     /// Name.
@@ -154,8 +154,8 @@ impl RelPath {
     /// Checks `path`, a list of components separated by `/`.
     ///
     /// # Errors
-    /// `STATUS_OBJECT_NAME_INVALID` for what no file can be called, `STATUS_OBJECT_PATH_SYNTAX_BAD` for `..` and
-    /// empty components.
+    /// `STATUS_OBJECT_NAME_INVALID` for names that no file can have, `STATUS_OBJECT_PATH_SYNTAX_BAD` for `..` and empty
+    /// components.
     pub fn new(path: &str) -> Result<Self, NtStatus> {
         if path.contains('\\') {
             return Err(NtStatus::OBJECT_NAME_INVALID);
@@ -163,7 +163,7 @@ impl RelPath {
         Self::posix(path)
     }
 
-    /// As [`Self::new`], for a path of the POSIX extensions: `\` is a character like others.
+    /// As [`Self::new`], for a path of the POSIX extensions: `\` is an ordinary character.
     ///
     /// # Errors
     /// Those of [`Self::new`].
@@ -211,7 +211,7 @@ impl RelPath {
         self.0.rsplit('/').next().unwrap_or("")
     }
 
-    /// The directory that holds it; the root for top-level names and for the root itself.
+    /// The directory that contains it; the root for top-level names and for the root itself.
     #[must_use]
     pub fn parent(&self) -> RelPath {
         Self(self.0.rsplit_once('/').map_or("", |(parent, _)| parent).into())
@@ -237,7 +237,7 @@ pub struct FileTimes {
     pub change: u64,
 }
 
-/// What a file stands for.
+/// What a file represents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum FileKind {
     /// A file, or a reparse point that is none of the others.
@@ -266,7 +266,7 @@ pub struct ReparsePoint {
     pub kind: FileKind,
 }
 
-/// Owner and permission bits to set; `None` leaves as is, or to the backend where a file is made.
+/// Owner and permission bits to set; `None` leaves the value unchanged or, for a new file, to the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ownership {
     /// Permission bits, at most 0o7777.
@@ -277,7 +277,7 @@ pub struct Ownership {
     pub gid: Option<u32>,
 }
 
-/// What a backend knows of a file.
+/// Attributes of a file as a backend reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// Identity.
@@ -293,9 +293,9 @@ pub struct Stat {
     /// Times.
     pub times: FileTimes,
     /// FILE_ATTRIBUTE_* ([MS-FSCC] 2.6). DIRECTORY is consistent with `directory`, REPARSE_POINT with `reparse`; never 0
-    /// (NORMAL where nothing else).
+    /// (NORMAL if no other bit is set).
     pub attributes: u32,
-    /// Whether it is a reparse point.
+    /// Set if it is a reparse point.
     pub reparse: Option<ReparsePoint>,
     /// Permission bits, at most 0o7777.
     pub mode: u32,
@@ -306,7 +306,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// What it stands for.
+    /// What the file represents.
     #[must_use]
     pub fn kind(&self) -> FileKind {
         match self.reparse {
@@ -317,7 +317,7 @@ impl Stat {
     }
 }
 
-/// How a name is opened ([MS-SMB2] 2.2.13 CreateDisposition without the truncation, which is asked for separately).
+/// How a name is opened ([MS-SMB2] 2.2.13 CreateDisposition without the truncation, which is requested separately).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {
     /// It must exist (FILE_OPEN, FILE_OVERWRITE).
@@ -328,19 +328,19 @@ pub enum OpenMode {
     Either,
 }
 
-/// What kind of object the opener asked for.
+/// Kind of object that the opener requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ObjectKind {
-    /// FILE_NON_DIRECTORY_FILE: an existing directory answers `STATUS_FILE_IS_A_DIRECTORY`.
+    /// FILE_NON_DIRECTORY_FILE: an existing directory yields `STATUS_FILE_IS_A_DIRECTORY`.
     File,
-    /// FILE_DIRECTORY_FILE: an existing file answers `STATUS_NOT_A_DIRECTORY`.
+    /// FILE_DIRECTORY_FILE: an existing file yields `STATUS_NOT_A_DIRECTORY`.
     Directory,
-    /// Whatever is there; a file where it has to be made.
+    /// Either; a file if it has to be created.
     Any,
 }
 
-/// Opens or makes a file or directory. Never truncates. Symbolic links of the backing file system are never followed
-/// out of the volume; one that is opened itself answers `STATUS_STOPPED_ON_SYMLINK` or `STATUS_ACCESS_DENIED`.
+/// Opens or creates a file or directory. Never truncates. Never follows symbolic links of the backing file system out of the
+/// volume; opening a link itself yields `STATUS_STOPPED_ON_SYMLINK` or `STATUS_ACCESS_DENIED`.
 #[derive(Clone, Debug)]
 pub struct OpenRequest {
     /// Path below the volume's root.
@@ -359,42 +359,42 @@ pub struct OpenRequest {
     pub attributes: u32,
     /// Bytes to reserve for a new file (AlSi); 0 for none.
     pub allocation_size: u64,
-    /// Owner and permission bits of a new file, as POSIX has them: a group or owner that is not named is that of the directory, and
-    /// the set-gid bit of the directory is inherited. `None` leaves all of it to the backend.
+    /// Owner and permission bits of a new file, with POSIX semantics: an unspecified owner or group is the directory's, and
+    /// the set-gid bit of the directory is inherited. `None` leaves the choice to the backend.
     pub ownership: Option<Ownership>,
-    /// The named stream to open. `mode` is about the stream then: a file that is not there is made where the stream may be, with
-    /// the attributes and the owner of this request. It may be a stream of a directory.
+    /// The named stream to open. `mode` then applies to the stream: if the stream may be created, a missing file is created
+    /// too, with the attributes and the owner of this request. The stream can belong to a directory.
     pub stream: Option<Box<StreamName>>,
-    /// What a new file keeps of the security descriptor that its maker gave it. A list that it does not have is inherited.
+    /// The part of its creator's security descriptor that a new file stores. A missing list is inherited.
     pub descriptor: Option<Box<Kept>>,
-    /// Security descriptors of directories hold for the opener: `STATUS_ACCESS_DENIED` where one does not let it add this name, or later
-    /// another one by this handle.
+    /// Enforce the security descriptors of directories: `STATUS_ACCESS_DENIED` if one does not allow the opener to add this
+    /// name, or later another one by this handle.
     pub checked: bool,
 }
 
 /// One entry of a directory.
 #[derive(Clone, Debug)]
 pub struct DirEntry {
-    /// Name, one component. Names that are not UTF-8 are left out by the backend.
+    /// Name, one component. The backend leaves out names that are not UTF-8.
     pub name: String,
-    /// What the backend knows of it.
+    /// Its attributes.
     pub stat: Stat,
 }
 
-/// Space of a volume, in bytes, as its quota allows.
+/// Space of a volume, in bytes, within its quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
     /// The volume's hard capacity (the file system's size without a quota).
     pub total: u64,
-    /// What can still be written.
+    /// Bytes that can still be written.
     pub free: u64,
-    /// Files that the file system can have, and how many more; 0 where it does not count them.
+    /// Files that the file system can have in total; 0 if it does not count them.
     pub file_nodes: u64,
     /// How many more files the file system can have.
     pub free_file_nodes: u64,
 }
 
-/// Times and attributes to set; `None` leaves as is.
+/// Times and attributes to set; `None` leaves the value unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BasicInfo {
     /// CreationTime.
@@ -403,23 +403,23 @@ pub struct BasicInfo {
     pub last_access: Option<u64>,
     /// LastWriteTime.
     pub last_write: Option<u64>,
-    /// ChangeTime (a backend that cannot set it leaves it).
+    /// ChangeTime (ignored by a backend that cannot set it).
     pub change: Option<u64>,
-    /// FILE_ATTRIBUTE_*. REPARSE_POINT stays as it is.
+    /// FILE_ATTRIBUTE_*. REPARSE_POINT is left unchanged.
     pub attributes: Option<u32>,
 }
 
 /// An extended attribute ([MS-FSCC] 2.4.15).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ea {
-    /// 1..=255 printable ASCII bytes, in the case they were given in.
+    /// 1..=255 printable ASCII bytes, in their original case.
     pub name: Vec<u8>,
-    /// To set: an empty one removes the attribute.
+    /// Value. When set, an empty one removes the attribute.
     pub value: Vec<u8>,
 }
 
 impl Ea {
-    /// What an attribute with a name and a value of these lengths takes of [`crate::limits::EA_BYTES_MAX`].
+    /// Bytes of [`crate::limits::EA_BYTES_MAX`] that an attribute with a name and a value of these lengths uses.
     #[must_use]
     pub const fn size(name: usize, value: usize) -> usize {
         // Flags, both lengths, and the zero byte after the name.
@@ -427,26 +427,26 @@ impl Ea {
     }
 }
 
-/// A name that is being removed: the backend that carries out [`FsOpKind::Close`] drops this when the name is gone, or could
-/// not be removed. Until then CREATE answers STATUS_DELETE_PENDING for it, and so does a CREATE that was under way by then; other
-/// names of the file stay in use.
+/// A name that is being removed. The backend that executes [`FsOpKind::Close`] drops this once the name is removed or its
+/// removal has failed. Until then CREATE for the name answers STATUS_DELETE_PENDING, and so does a CREATE that is in progress
+/// at that time. Other names of the file stay in use.
 #[must_use]
 pub struct Unlink {
     _removal: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Unlink {
-    /// For a backend's own use: no request waits for the name.
+    /// For a backend's internal use: no request waits for the name.
     pub fn unregistered() -> Self {
         Self { _removal: None }
     }
 
-    /// `removal` is dropped with it.
+    /// Drops `removal` together with this.
     pub(crate) fn new(removal: impl Any + Send + Sync) -> Self {
         Self { _removal: Some(Box::new(removal)) }
     }
 
-    /// Both go with one operation.
+    /// Combines both in one operation.
     pub(crate) fn and(self, other: Self) -> Self {
         Self::new((self, other))
     }
@@ -461,25 +461,25 @@ pub enum FsOpKind {
         /// What to open.
         request: OpenRequest,
     },
-    /// Ends a handle. With `unlink`, removes the name that it was opened by, or was given by a rename with it, if that name
-    /// still denotes this file; other names of the file stay. A directory that is not empty stays and answers
-    /// `STATUS_DIRECTORY_NOT_EMPTY`. With the handle of a named stream, `unlink` removes the stream.
-    /// Answered by [`FsReply::Stat`] taken before the end if `stat`, else [`FsReply::Done`].
+    /// Closes a handle. With `unlink`, removes the name by which it was opened, or that a rename with it has set, if that
+    /// name still denotes this file; other names of the file stay. A directory that is not empty stays and yields
+    /// `STATUS_DIRECTORY_NOT_EMPTY`. With the handle of a named stream, `unlink` removes the stream. Answered by
+    /// [`FsReply::Stat`] taken before the close if `stat`, else [`FsReply::Done`].
     Close {
-        /// The handle. Other operations on it may be in flight: they hold it, and come to their end.
+        /// The handle. Other operations on it can be in flight: they hold it, and run to completion.
         handle: FsHandle,
-        /// Remove its name. To be dropped when that is done or has failed.
+        /// Remove its name. Dropped when the removal is done or has failed.
         unlink: Option<Unlink>,
         /// Report the final attributes.
         stat: bool,
     },
-    /// Answered by [`FsReply::Read`]; `STATUS_END_OF_FILE` where nothing is at `offset`.
+    /// Answered by [`FsReply::Read`]; `STATUS_END_OF_FILE` if there is no data at `offset`.
     Read {
         /// The handle.
         handle: FsHandle,
         /// First byte.
         offset: u64,
-        /// At most so many bytes, ≤ [`crate::limits::IO_BYTES_MAX`].
+        /// Maximum number of bytes, ≤ [`crate::limits::IO_BYTES_MAX`].
         length: u32,
         /// The response is neither signed nor sealed, and its data follow it: they need not pass through this process.
         plain: bool,
@@ -492,28 +492,28 @@ pub enum FsOpKind {
         offset: u64,
         /// The frame that holds the data.
         frame: Arc<dyn Frame>,
-        /// Where in the frame.
+        /// Range of the data in the frame.
         range: Range<usize>,
-        /// On stable storage before the answer.
+        /// Data must be on stable storage before the answer.
         write_through: bool,
     },
-    /// As [`FsOpKind::Write`], but the data are still with the peer: the transport fetches them, and what a backend sees
-    /// is a write. Answered by [`FsReply::Written`].
+    /// As [`FsOpKind::Write`], but the data are still in the peer's memory: the transport fetches them, and passes a write to
+    /// the backend. Answered by [`FsReply::Written`].
     WriteRemote {
         /// The handle.
         handle: FsHandle,
         /// First byte; `u64::MAX` appends.
         offset: u64,
-        /// Where the data are.
+        /// Location of the data.
         source: RemoteBuffer,
-        /// Bytes, as many as the source has or fewer.
+        /// Number of bytes, at most the length of the source.
         length: u32,
-        /// What the data as fetched have to go through first.
+        /// Verification or decryption that the fetched data need first.
         proof: Option<RemoteProof>,
-        /// On stable storage before the answer.
+        /// Data must be on stable storage before the answer.
         write_through: bool,
     },
-    /// Data and metadata on stable storage. Answered by [`FsReply::Done`].
+    /// Brings data and metadata to stable storage. Answered by [`FsReply::Done`].
     Flush {
         /// The handle.
         handle: FsHandle,
@@ -528,13 +528,13 @@ pub enum FsOpKind {
         /// Any handle of the volume.
         handle: FsHandle,
     },
-    /// The next entries of a directory (without `.` and `..`), at most `limit`. Answered by [`FsReply::Entries`].
+    /// Returns the next entries of a directory (without `.` and `..`), at most `limit`. Answered by [`FsReply::Entries`].
     ReadDir {
-        /// A directory's handle; it keeps the position.
+        /// A directory's handle, which holds the position.
         handle: FsHandle,
-        /// From the beginning.
+        /// Start from the beginning.
         restart: bool,
-        /// At most so many entries.
+        /// Maximum number of entries.
         limit: usize,
     },
     /// Looks one name up in a directory (a QUERY_DIRECTORY without wildcards). Answered by [`FsReply::Entries`].
@@ -558,74 +558,76 @@ pub enum FsOpKind {
         /// What to set.
         ownership: Ownership,
     },
-    /// Makes a file or directory a reparse point, with its data, or one that is none. Answered by [`FsReply::Done`];
-    /// `STATUS_NOT_SUPPORTED` where the backend cannot keep them.
+    /// Makes a file or directory a reparse point with the given data, or turns it back into an ordinary one. Answered by
+    /// [`FsReply::Done`]; `STATUS_NOT_SUPPORTED` if the backend cannot store reparse points.
     SetReparsePoint {
         /// The handle.
         handle: FsHandle,
         /// The reparse point and its REPARSE_DATA_BUFFER ([MS-FSCC] 2.1.2.2), ≤ [`crate::limits::REPARSE_DATA_BYTES_MAX`].
         point: Option<(ReparsePoint, Vec<u8>)>,
     },
-    /// Data of a reparse point. Answered by [`FsReply::ReparseData`], `STATUS_NOT_A_REPARSE_POINT` where it is none.
+    /// Returns the data of a reparse point. Answered by [`FsReply::ReparseData`], `STATUS_NOT_A_REPARSE_POINT` if it is not a
+    /// reparse point.
     GetReparsePoint {
         /// The handle.
         handle: FsHandle,
     },
-    /// All extended attributes of a file or directory, in an order that stays as long as none is added or removed. Those with
-    /// an empty value are left out, and so is what a backend keeps for itself. Answered by [`FsReply::Eas`];
-    /// `STATUS_EA_TOO_LARGE` beyond [`crate::limits::EA_BYTES_MAX`] or [`crate::limits::EAS_PER_FILE_MAX`].
+    /// Returns all extended attributes of a file or directory, in an order that is stable as long as none is added or
+    /// removed. Attributes with an empty value and the backend's internal attributes are left out. Answered by
+    /// [`FsReply::Eas`]; `STATUS_EA_TOO_LARGE` beyond [`crate::limits::EA_BYTES_MAX`] or [`crate::limits::EAS_PER_FILE_MAX`].
     GetEas {
         /// The handle.
         handle: FsHandle,
     },
-    /// The sum of [`Ea::size`] of what [`FsOpKind::GetEas`] finds, at most [`crate::limits::EA_BYTES_MAX`]. Answered by
-    /// [`FsReply::EaSize`].
+    /// Returns the sum of [`Ea::size`] over the attributes that [`FsOpKind::GetEas`] returns, at most
+    /// [`crate::limits::EA_BYTES_MAX`]. Answered by [`FsReply::EaSize`].
     EaSize {
         /// The handle.
         handle: FsHandle,
     },
-    /// Sets, replaces or removes extended attributes, in this order. Nothing changes if one of the names cannot be used
-    /// (`STATUS_INVALID_EA_NAME`), one is the backend's own (`STATUS_ACCESS_DENIED`), or the file would have more than
-    /// [`FsOpKind::GetEas`] can answer (`STATUS_EA_TOO_LARGE`). If the file system fails in the middle, the attributes
-    /// before that one stay changed. Answered by [`FsReply::Done`].
+    /// Sets, replaces or removes extended attributes, in this order. Nothing changes if one of the names is invalid
+    /// (`STATUS_INVALID_EA_NAME`), one is internal to the backend (`STATUS_ACCESS_DENIED`), or the file would have more than
+    /// [`FsOpKind::GetEas`] can return (`STATUS_EA_TOO_LARGE`). If the file system fails in the middle, the changes made
+    /// before that attribute remain. Answered by [`FsReply::Done`].
     SetEas {
         /// The handle.
         handle: FsHandle,
         /// What to set.
         eas: Vec<Ea>,
     },
-    /// What a file keeps of a security descriptor. Answered by [`FsReply::Descriptor`].
+    /// Returns the stored part of a file's security descriptor. Answered by [`FsReply::Descriptor`].
     GetDescriptor {
         /// The handle.
         handle: FsHandle,
     },
-    /// Sets what a file keeps of a security descriptor. Answered by [`FsReply::Done`]; `STATUS_NOT_SUPPORTED` where the backend
-    /// cannot keep it.
+    /// Sets the stored part of a file's security descriptor. Answered by [`FsReply::Done`]; `STATUS_NOT_SUPPORTED` if the
+    /// backend cannot store it.
     SetDescriptor {
         /// The handle.
         handle: FsHandle,
-        /// Nothing: everything is granted.
+        /// `None` grants all access.
         descriptor: Option<Box<Kept>>,
     },
-    /// The named streams of a file or directory, by a handle of it or of one of them. Answered by [`FsReply::Streams`];
-    /// `STATUS_NOT_SUPPORTED` where the backend keeps none.
+    /// Lists the named streams of a file or directory, by its handle or that of one of its streams. Answered by
+    /// [`FsReply::Streams`]; `STATUS_NOT_SUPPORTED` if the backend does not support them.
     Streams {
         /// The handle.
         handle: FsHandle,
     },
-    /// Replaces the contents of a file or stream by none (FILE_OVERWRITE, FILE_SUPERSEDE). Answered by [`FsReply::Done`].
+    /// Truncates the contents of a file or stream (FILE_OVERWRITE, FILE_SUPERSEDE). Answered by [`FsReply::Done`].
     Overwrite {
         /// The handle.
         handle: FsHandle,
-        /// Removes the named streams of the file, too.
+        /// Remove the named streams of the file, too.
         streams: bool,
     },
-    /// Gives a named stream another name. Answered by [`FsReply::Done`]; `STATUS_OBJECT_NAME_COLLISION` where there is a stream
-    /// `to` and `replace` is not set, `STATUS_INVALID_PARAMETER` where that has contents ([MS-FSA] 2.1.5.15.11.1).
+    /// Renames a named stream. Answered by [`FsReply::Done`]; `STATUS_OBJECT_NAME_COLLISION` if a stream `to` exists and
+    /// `replace` is not set, `STATUS_INVALID_PARAMETER` if that stream has contents ([MS-FSA] 2.1.5.15.11.1).
     RenameStream {
         /// The handle of a named stream.
         handle: FsHandle,
-        /// The new name. `None` makes it the file's data, if that has none; the handle then denotes a stream that is gone.
+        /// The new name. `None` makes the stream the file's data, if the file has none; the handle then denotes a stream that
+        /// no longer exists.
         to: Option<StreamName>,
         /// Replace an empty stream.
         replace: bool,
@@ -637,15 +639,15 @@ pub enum FsOpKind {
         /// New size in bytes.
         size: u64,
     },
-    /// Reserves (without changing the size) or, where smaller than the size, truncates. Answered by [`FsReply::Done`].
+    /// Reserves space (without changing the size) or, if smaller than the size, truncates. Answered by [`FsReply::Done`].
     SetAllocation {
         /// The handle.
         handle: FsHandle,
         /// Bytes.
         size: u64,
     },
-    /// Gives the file another name in the same volume. Answered by [`FsReply::Done`];
-    /// `STATUS_OBJECT_NAME_COLLISION` where `to` exists and `replace` is not set.
+    /// Renames the file within the volume. Answered by [`FsReply::Done`]; `STATUS_OBJECT_NAME_COLLISION` if `to` exists and
+    /// `replace` is not set.
     Rename {
         /// The handle.
         handle: FsHandle,
@@ -663,27 +665,27 @@ pub enum FsOpKind {
         /// Replace an existing file.
         replace: bool,
     },
-    /// Whether a directory may be deleted. Answered by [`FsReply::Done`], `STATUS_DIRECTORY_NOT_EMPTY` otherwise.
+    /// Checks whether a directory can be deleted. Answered by [`FsReply::Done`], `STATUS_DIRECTORY_NOT_EMPTY` otherwise.
     CheckEmpty {
         /// A directory's handle.
         handle: FsHandle,
     },
-    /// Identity of what a path denotes now, without opening it. Answered by [`FsReply::Stat`].
+    /// Returns the identity of the file that a path denotes now, without opening it. Answered by [`FsReply::Stat`].
     StatPath {
         /// The volume's backend.
         volume: FsHandle,
         /// The path.
         path: RelPath,
     },
-    /// Names instead of short names ([`crate::short_name`]): each component of the path that denotes nothing, and is the short name
-    /// of one file of its directory, is replaced by that file's name. Answered by [`FsReply::Path`].
+    /// Resolves short names ([`crate::short_name`]): replaces each component of the path that does not exist, and is the
+    /// short name of one file of its directory, by that file's name. Answered by [`FsReply::Path`].
     LongPath {
         /// The volume's backend.
         volume: FsHandle,
         /// The path.
         path: RelPath,
     },
-    /// Copies within the volume, server-side. Answered by [`FsReply::Copied`], which may be short at the source's end.
+    /// Copies within the volume, server-side. Answered by [`FsReply::Copied`], which can be short at the source's end.
     CopyRange {
         /// Source handle.
         source: FsHandle,
@@ -696,7 +698,7 @@ pub enum FsOpKind {
         /// Bytes.
         length: u64,
     },
-    /// Shares extents (reflink); `STATUS_NOT_SUPPORTED` where the file system cannot. Answered by [`FsReply::Done`].
+    /// Shares extents (reflink); `STATUS_NOT_SUPPORTED` if the file system cannot. Answered by [`FsReply::Done`].
     CloneRange {
         /// Source handle.
         source: FsHandle,
@@ -709,7 +711,7 @@ pub enum FsOpKind {
         /// Bytes.
         length: u64,
     },
-    /// Turns a range to zeros (deallocating where possible), never extends. Answered by [`FsReply::Done`].
+    /// Zeroes a range (deallocating if possible), never extends. Answered by [`FsReply::Done`].
     ZeroRange {
         /// The handle.
         handle: FsHandle,
@@ -718,7 +720,7 @@ pub enum FsOpKind {
         /// Bytes.
         length: u64,
     },
-    /// Data ranges that overlap a range. Answered by [`FsReply::Ranges`].
+    /// Returns the data ranges that overlap a range. Answered by [`FsReply::Ranges`].
     AllocatedRanges {
         /// The handle.
         handle: FsHandle,
@@ -726,12 +728,12 @@ pub enum FsOpKind {
         offset: u64,
         /// Bytes.
         length: u64,
-        /// At most so many ranges.
+        /// Maximum number of ranges.
         limit: usize,
     },
 }
 
-/// An operation and the id its completion must carry.
+/// An operation and the id that its completion must carry.
 pub struct FsOp {
     /// The id.
     pub id: OpId,
@@ -739,23 +741,23 @@ pub struct FsOp {
     pub kind: FsOpKind,
 }
 
-/// What [`FsOpKind::Open`] found or made.
+/// The file or stream that [`FsOpKind::Open`] opened or created.
 #[derive(Clone, Debug)]
 pub struct Opened {
     /// The handle.
     pub handle: FsHandle,
-    /// Whether it was made by this open.
+    /// Whether this open created it.
     pub created: bool,
-    /// Its attributes. Of a named stream: its sizes, and the rest as of its file; it is no directory.
+    /// Its attributes. For a named stream: the stream's sizes and the other attributes of its file; never a directory.
     pub stat: Stat,
     /// The file that a named stream belongs to.
     pub file: Option<OpenedFile>,
-    /// Security descriptors, if the file or its directory keeps one: of a named stream, those of its file.
+    /// Security descriptors, if the file or its directory stores one; for a named stream, those of its file.
     pub descriptors: Option<Box<Descriptors>>,
 }
 
 impl Opened {
-    /// Whether a file was made, for itself or for the stream.
+    /// Whether a file was created, for itself or for the stream.
     #[must_use]
     pub fn made_file(&self) -> bool {
         self.file.as_ref().map_or(self.created, |file| file.created)
@@ -765,17 +767,17 @@ impl Opened {
 /// The file of a named stream that was opened.
 #[derive(Clone, Debug)]
 pub struct OpenedFile {
-    /// Its handle, to remove its name by.
+    /// Its handle, for removing its name.
     pub handle: FsHandle,
-    /// Whether it was made by this open.
+    /// Whether this open created it.
     pub created: bool,
 }
 
 /// A backend's answer.
 pub enum FsReply {
-    /// To [`FsOpKind::Open`]. In a box: all replies are moved about, and this one is the largest and rare.
+    /// For [`FsOpKind::Open`]. Boxed, because replies are moved often, and this variant is the largest and rare.
     Opened(Box<Opened>),
-    /// Nothing to say.
+    /// No data.
     Done,
     /// Attributes.
     Stat(Stat),
@@ -787,7 +789,7 @@ pub enum FsReply {
     Written(u32),
     /// Directory entries; empty at the end.
     Entries(Vec<DirEntry>),
-    /// Ranges as (offset, length), ascending; the flag says that there are more than the limit.
+    /// Ranges as (offset, length), ascending; the flag is set if there are more than the limit.
     Ranges(Vec<(u64, u64)>, bool),
     /// Bytes copied.
     Copied(u64),
@@ -797,7 +799,7 @@ pub enum FsReply {
     Eas(Vec<Ea>),
     /// Bytes of extended attributes.
     EaSize(u32),
-    /// What a file keeps of a security descriptor.
+    /// The stored part of a file's security descriptor.
     Descriptor(Option<Box<Kept>>),
     /// Named streams.
     Streams(Vec<StreamEntry>),
@@ -811,5 +813,5 @@ impl From<Opened> for FsReply {
     }
 }
 
-/// Success or the status to give to the client.
+/// Success or the status to return to the client.
 pub type FsResult = Result<FsReply, NtStatus>;

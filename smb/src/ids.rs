@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::fmt;
 
-/// A table by identifiers that the server itself has chosen. Clients cannot choose keys that collide, so the hash is a fast
-/// one instead of the standard library's.
+/// A table by identifiers that the server has chosen. Clients cannot choose keys that collide, so it uses a fast hash instead
+/// of the standard library's.
 pub type IdMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
 macro_rules! id {
@@ -46,7 +46,7 @@ id!(
     MessageId(u64)
 );
 id!(
-    /// The number of a request that is answered later ([MS-SMB2] 3.3.4.2).
+    /// The number of a request that is answered asynchronously ([MS-SMB2] 3.3.4.2).
     AsyncId(u64)
 );
 

@@ -2,20 +2,20 @@
 //!
 //! * [`wire`]: every message of [MS-SMB2] and the information classes of [MS-FSCC], as checked views of bytes.
 //! * [`crypto`]: key derivation, signing, sealing, preauthentication integrity.
-//! * [`auth`]: SPNEGO and the NTLMv2 acceptor.
-//! * [`descriptor`]: security descriptors that files keep.
+//! * [`auth`]: SPNEGO, NTLMv2 and Kerberos.
+//! * [`descriptor`]: security descriptors stored with files.
 //! * [`short_name`]: 8.3 names.
-//! * [`ids`], [`status`]: identifiers and results that all of them name.
-//! * [`time`]: the present, as the caller's clocks say it.
+//! * [`ids`], [`status`]: identifiers and results that all modules use.
+//! * [`time`]: the current time, read from the caller's clocks.
 //! * [`engine`]: the server side as state machines.
-//! * [`rpc`]: remote procedure calls over named pipes, which list what is shared.
+//! * [`rpc`]: remote procedure calls over named pipes, for listing the shares.
 //! * [`fs`]: the contract with file-system backends; [`limits`]: every limit by name.
 //!
 //! Payload never enters this crate: READ and WRITE data stay in the transport's buffers.
 //!
 //! # Example
 //!
-//! A transport hands frames to a [`Connection`](engine::Connection) and sends what it has to be sent:
+//! A transport passes frames to a [`Connection`](engine::Connection) and sends the frames that it returns:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -50,7 +50,7 @@
 //!     caching: true,
 //!     directory_leases: false,
 //! });
-//! // A real transport has randomness fit for keys here.
+//! // A real transport has a random number generator fit for keys here.
 //! let entropy = Box::new(|bytes: &mut [u8]| bytes.fill(4));
 //! let mut connection = Connection::new(server, ConnectionId(1), "a client".to_owned(), entropy);
 //!

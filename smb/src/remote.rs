@@ -1,18 +1,18 @@
-//! Memory of a peer that a transport reaches by RDMA, and what proves that data from there are the client's.
+//! Memory of a peer that a transport reaches by RDMA, and the proof that data fetched from it are the client's.
 
 use forebay_smbdirect::wire::BufferDescriptor;
 
 use crate::crypto::{OpeningKey, SigningKey};
 use crate::status::NtStatus;
 
-/// The part of a peer's memory that a request is about: as many bytes as the request says.
+/// The part of a peer's memory that a request refers to: exactly the length that the request specifies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteBuffer {
     pub(crate) descriptors: Vec<BufferDescriptor>,
 }
 
 impl RemoteBuffer {
-    /// The pieces of its first `length` bytes, in order; fewer where it is shorter.
+    /// The pieces of its first `length` bytes, in order; fewer if it is shorter.
     pub fn pieces(&self, length: u32) -> impl Iterator<Item = BufferDescriptor> + '_ {
         let mut left = length;
         self.descriptors.iter().filter_map(move |descriptor| {
@@ -23,7 +23,7 @@ impl RemoteBuffer {
     }
 }
 
-/// What the data of a WRITE have to go through once they have come from the peer's memory.
+/// Decryption or verification that the data of a WRITE need after they were fetched from the peer's memory.
 #[derive(Debug)]
 pub struct RemoteProof(pub(crate) Proof);
 
@@ -34,11 +34,11 @@ pub(crate) enum Proof {
 }
 
 impl RemoteProof {
-    /// Makes of what was fetched what the client meant, where it lies.
+    /// Decrypts or verifies the fetched data in place.
     ///
     /// # Errors
-    /// `STATUS_AUTH_TAG_MISMATCH`, `STATUS_INVALID_SIGNATURE` where they are not what the client sealed or signed: they
-    /// must not be used then.
+    /// `STATUS_AUTH_TAG_MISMATCH`, `STATUS_INVALID_SIGNATURE` if they are not what the client sealed or signed: the caller
+    /// must not use them then.
     pub fn open(&self, data: &mut [u8]) -> Result<(), NtStatus> {
         match &self.0 {
             Proof::Sealed { key, nonce, tag } => key

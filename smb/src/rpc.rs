@@ -1,8 +1,8 @@
-//! Remote procedure calls over named pipes ([MS-RPCE], [C706]): as much as clients need to list what a server shares.
+//! Remote procedure calls over named pipes ([MS-RPCE], [C706]): the subset that clients need to list a server's shares.
 //!
-//! An [`Association`] is what a client talks to after it has opened a pipe: it takes in protocol data units (PDUs) as they are
-//! written, in any pieces, and has the answers to be read. Nothing is looked up and nothing waits: what calls may report is
-//! passed in as [`Exposed`].
+//! An [`Association`] is the server's end of a pipe that a client has opened. It accepts protocol data units (PDUs) as the
+//! client writes them, in pieces of any size, and queues the answers for reading. It looks nothing up and never waits: the
+//! data that calls can report are passed in as [`Exposed`].
 
 mod ndr;
 mod pdu;
@@ -15,7 +15,7 @@ use self::pdu::{Bind, ContextResult, Fragment, Header, PacketType, Syntax};
 use crate::limits::{RPC_ANSWER_BYTES_MAX, RPC_CONTEXTS_MAX, RPC_REQUEST_BYTES_MAX, RPC_WRITE_BYTES_MAX};
 use crate::wire::Malformed;
 
-/// What a client may learn from calls.
+/// Data that calls can report to a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exposed {
     /// NetBIOS name of the server.
@@ -24,18 +24,18 @@ pub struct Exposed {
     pub shares: Vec<Share>,
 }
 
-/// A share as [MS-SRVS] 2.2.4.23 (SHARE_INFO_1) lists it.
+/// A share as listed in [MS-SRVS] 2.2.4.23 (SHARE_INFO_1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Its name.
     pub name: String,
-    /// What is behind it.
+    /// Its type.
     pub kind: ShareKind,
-    /// A remark for people.
+    /// A remark for users.
     pub remark: String,
 }
 
-/// What is behind a share ([MS-SRVS] 2.2.2.4).
+/// Type of a share ([MS-SRVS] 2.2.2.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShareKind {
     /// Files: STYPE_DISKTREE.
@@ -54,7 +54,7 @@ pub enum Interface {
 }
 
 impl Interface {
-    /// The interface behind a pipe; names of pipes have no case.
+    /// The interface of a pipe; pipe names are case-insensitive.
     #[must_use]
     pub fn of_pipe(name: &str) -> Option<Self> {
         [Self::Srvsvc, Self::Wkssvc].into_iter().find(|i| name.eq_ignore_ascii_case(i.pipe()))
@@ -89,7 +89,7 @@ struct FaultStatus(u32);
 impl FaultStatus {
     /// `nca_s_op_rng_error`: no such operation.
     const OP_RANGE: Self = Self(0x1c01_0002);
-    /// `nca_s_unk_if`: the presentation context is none that was agreed on.
+    /// `nca_s_unk_if`: the presentation context was not negotiated.
     const UNKNOWN_INTERFACE: Self = Self(0x1c01_0003);
     /// `RPC_X_BAD_STUB_DATA`.
     const BAD_STUB_DATA: Self = Self(0x0000_06f7);
@@ -101,7 +101,7 @@ impl From<Malformed> for FaultStatus {
     }
 }
 
-/// A peer does not follow the protocol; nothing more can be done with the pipe.
+/// The peer violates the protocol; the pipe cannot be used any longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken;
 
@@ -111,12 +111,12 @@ impl From<Malformed> for Broken {
     }
 }
 
-/// A message, or as much of it as was asked for, and whether there is more of it.
+/// A message, or the part of it that was requested, and whether more of it follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// What is to be sent.
+    /// Bytes to send.
     pub bytes: Vec<u8>,
-    /// The message goes on.
+    /// Whether the message continues.
     pub more: bool,
 }
 
@@ -124,15 +124,15 @@ pub struct Message {
 #[derive(Debug)]
 pub struct Association {
     interface: Interface,
-    /// Presentation contexts that were agreed on; `None` before the client has bound.
+    /// Negotiated presentation contexts; `None` before the client has bound.
     contexts: Option<Vec<u16>>,
-    /// The longest PDU that the client takes.
+    /// The longest PDU that the client accepts.
     fragment_bytes_max: usize,
-    /// A PDU that has not come in as a whole.
+    /// A PDU that has not been received completely.
     input: Vec<u8>,
-    /// A request of which more fragments follow.
+    /// A request with more fragments to follow.
     request: Option<Request>,
-    /// PDUs that are not read yet.
+    /// PDUs that have not been read yet.
     output: VecDeque<Vec<u8>>,
 }
 
@@ -158,17 +158,18 @@ impl Association {
         }
     }
 
-    /// Takes in what the client writes, and answers the calls that are complete with it.
+    /// Accepts bytes that the client writes, and answers the calls that they complete.
     ///
     /// # Errors
-    /// [`Broken`] where that is no PDU, or one that no client may send, or more than the limits allow. The pipe is to be given up.
+    /// [`Broken`] if the bytes are not a PDU, or are one that clients must not send, or exceed the limits. The caller must
+    /// then abandon the pipe.
     pub fn write(&mut self, bytes: &[u8], exposed: &Exposed) -> Result<(), Broken> {
         if bytes.len() > RPC_WRITE_BYTES_MAX {
             return Err(Broken);
         }
         let mut rest = bytes;
         loop {
-            // The header first, then what it says.
+            // First the header, then the length in it.
             let wanted = match Header::parse(&self.input)? {
                 None => pdu::HEADER_LEN,
                 Some(header) => header.fragment_len.into(),
@@ -188,7 +189,7 @@ impl Association {
         }
     }
 
-    /// At most so many bytes of the next PDU; `None` where no answer is to be read.
+    /// Returns at most `bytes_max` bytes of the next PDU; `None` if there is no answer to read.
     pub fn read(&mut self, bytes_max: usize) -> Option<Message> {
         let mut bytes = self.output.pop_front()?;
         let more = bytes.len() > bytes_max;
@@ -199,7 +200,7 @@ impl Association {
         Some(Message { bytes, more })
     }
 
-    /// Whether there is something to be read.
+    /// Whether there is an answer to read.
     #[must_use]
     pub fn is_readable(&self) -> bool {
         !self.output.is_empty()
@@ -213,7 +214,7 @@ impl Association {
                 self.bind(header, pdu, PacketType::ALTER_CONTEXT_RESP)?;
             }
             PacketType::REQUEST if self.contexts.is_some() => self.request(header, pdu, exposed)?,
-            // [C706] 12.6.4.8, 12.6.4.11: calls have ended before a client can give them up.
+            // [C706] 12.6.4.8, 12.6.4.11: calls complete before a client can cancel or orphan them.
             PacketType::CO_CANCEL | PacketType::ORPHANED => {}
             _ => return Err(Broken),
         }
@@ -221,9 +222,9 @@ impl Association {
         if unread > RPC_ANSWER_BYTES_MAX { Err(Broken) } else { Ok(()) }
     }
 
-    /// [MS-RPCE] 3.3.1.5.2: presentation contexts are agreed on, each an interface and how its data are encoded.
+    /// [MS-RPCE] 3.3.1.5.2: negotiates presentation contexts, each an interface and an encoding of its data.
     fn bind(&mut self, header: Header, pdu: &[u8], answer: PacketType) -> Result<(), Broken> {
-        // The session has authenticated the client; nothing more is offered here.
+        // The session has authenticated the client; no further authentication is offered here.
         if header.auth_len != 0 {
             if answer != PacketType::BIND_ACK {
                 return Err(Broken);

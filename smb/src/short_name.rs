@@ -1,17 +1,18 @@
-//! 8.3 names ([MS-FSCC] 2.1.5.2.1), which programs of old ask for and use instead of long ones.
+//! 8.3 names ([MS-FSCC] 2.1.5.2.1), which legacy programs request and use instead of long ones.
 //!
-//! None is stored: the short name of a file follows from its name, and a file is found by its short name by looking at the names
-//! of its directory. Two files of a directory can have the same one (one pair in two thousand million); then neither is found by it.
+//! Short names are not stored: a file's short name is derived from its name, and a lookup by short name compares the names of
+//! the directory. Two files of a directory can have the same short name (one pair in two thousand million); then neither can
+//! be found by it.
 
 use std::borrow::Cow;
 
-/// Characters of a short name before its extension, of one that was made.
+/// Characters before the extension of a generated short name.
 const BASE: usize = 8;
-/// Characters of the hash: five, and one behind the tilde.
+/// Characters of the hash: five, and one after the tilde.
 const HASH: usize = 6;
 const DIGITS: &[u8; 36] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
-/// Whether a name is an 8.3 name, and so its own short name.
+/// Whether a name is an 8.3 name, and therefore its own short name.
 #[must_use]
 pub fn is_short(name: &str) -> bool {
     let fits = |part: &str, max: usize| {
@@ -24,7 +25,7 @@ pub fn is_short(name: &str) -> bool {
     }
 }
 
-/// The short name of a file: the name itself, or one that is made of its first character, a hash and its extension.
+/// The short name of a file: the name itself, or one generated from its first character, a hash and its extension.
 #[must_use]
 pub fn of(name: &str) -> Cow<'_, str> {
     if is_short(name) {
@@ -51,13 +52,13 @@ fn usable(text: &str) -> impl Iterator<Item = u8> {
     text.bytes().filter(u8::is_ascii_alphanumeric).map(|byte| byte.to_ascii_uppercase())
 }
 
-/// What a listing has beside a name: nothing where the name is its own short name, or `.` or `..`.
+/// The short name in a listing: empty if the name is its own short name, or `.` or `..`.
 #[must_use]
 pub fn listed(name: &str) -> Cow<'_, str> {
     if is_short(name) || matches!(name, "." | "..") { Cow::Borrowed("") } else { of(name) }
 }
 
-/// Whether a name may be the short one that another name has. Almost no other name is.
+/// Whether a name has the form of a generated short name. Hardly any other name has it.
 #[must_use]
 pub fn may_be_made(name: &str) -> bool {
     let letter = |byte: &u8| byte.is_ascii_digit() || byte.is_ascii_uppercase();
@@ -75,17 +76,18 @@ pub fn may_be_made(name: &str) -> bool {
         }
 }
 
-/// Whether `short` is the short name that was made of `name`. To programs that use short names, a name with a backslash is none.
+/// Whether `short` is the short name generated from `name`. A name with a backslash does not exist for programs that use
+/// short names.
 #[must_use]
 pub fn is_of(short: &str, name: &str) -> bool {
     may_be_made(short) && !name.contains('\\') && !is_short(name) && of(name) == short
 }
 
-/// FNV-1a, as so many digits.
+/// FNV-1a, as [`HASH`] digits.
 fn hash(name: &str) -> [u8; HASH] {
     let mut hash =
         name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-    // The low bits of the product know little of the last bytes.
+    // The low bits of the product depend little on the last bytes.
     hash ^= hash >> 32;
     std::array::from_fn(|_| {
         let digit = DIGITS[(hash % 36) as usize];
@@ -127,7 +129,7 @@ mod tests {
             assert!(short.starts_with(first) && &short[8..] == extension, "{long}: {short}");
             assert_eq!(short, of(long));
         }
-        // Clients may have kept it.
+        // Clients can have stored it.
         assert_eq!(of("a long name"), "A5OE30~7");
     }
 

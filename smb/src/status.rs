@@ -1,4 +1,4 @@
-//! `NTSTATUS` ([MS-ERREF] 2.3.1): the values a file server sends or meets.
+//! `NTSTATUS` ([MS-ERREF] 2.3.1): the values that a file server sends or receives.
 
 use std::fmt;
 
@@ -190,7 +190,7 @@ statuses! {
 
 impl NtStatus {
     /// Severity 3: the request failed ([MS-ERREF] 2.3). Warnings such as BUFFER_OVERFLOW are not errors, and neither is
-    /// PENDING; MORE_PROCESSING_REQUIRED is one by its number although it is part of every authentication.
+    /// PENDING; MORE_PROCESSING_REQUIRED counts as an error by its number although every authentication uses it.
     #[must_use]
     pub const fn is_error(self) -> bool {
         self.0 >> 30 == 3

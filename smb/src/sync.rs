@@ -1,7 +1,7 @@
-//! Locks and flags that the threads of a server share.
+//! Locks and flags shared by the threads of a server.
 //!
-//! They are those of the standard library. In this crate's unit tests they can be followed: within [`model::check`] loom runs
-//! the threads of a test in every order that matters, and each use of a lock or flag is a point where it may go on with another
+//! They are the standard library's. In this crate's unit tests they can be tracked: within [`model::check`] loom runs the
+//! threads of a test in every order that matters, and each use of a lock or flag is a point where it can switch to another
 //! thread. So the code that is checked is the code that runs (docs/adr/0011-models-of-shared-state.md).
 
 #[cfg(not(test))]
@@ -20,9 +20,9 @@ mod followed {
 
     use super::model;
 
-    /// As that of the standard library.
+    /// As the standard library's.
     pub(crate) struct Mutex<T> {
-        /// Made within a model; taken before `real`, which nothing waits for then.
+        /// Present within a model; taken before `real`, which is then never contended.
         followed: Option<loom::sync::Mutex<()>>,
         real: std::sync::Mutex<T>,
     }
@@ -51,9 +51,9 @@ mod followed {
         }
     }
 
-    /// As that of the standard library.
+    /// As the standard library's.
     pub(crate) struct MutexGuard<'a, T> {
-        // Let go of first.
+        // Released first.
         real: std::sync::MutexGuard<'a, T>,
         _followed: Option<loom::sync::MutexGuard<'a, ()>>,
     }
@@ -72,7 +72,7 @@ mod followed {
         }
     }
 
-    /// As that of the standard library. Within a model a load gives every value that its ordering allows.
+    /// As the standard library's. Within a model a load returns every value that its ordering allows.
     pub(crate) enum AtomicBool {
         Real(std::sync::atomic::AtomicBool),
         Followed(loom::sync::atomic::AtomicBool),
@@ -116,7 +116,7 @@ mod followed {
     }
 }
 
-/// Checking all orders in which threads can run.
+/// Checks all orders in which threads can run.
 #[cfg(test)]
 pub(crate) mod model {
     use std::cell::Cell;
@@ -125,15 +125,15 @@ pub(crate) mod model {
 
     pub(crate) use loom::thread::JoinHandle;
 
-    /// How often a thread is stopped at most where it could go on, in one run. Most races need one or two.
+    /// Maximum number of preemptions of threads in one run. Most races need one or two.
     const PREEMPTIONS_MAX: usize = 3;
-    /// Uses of locks and flags in one run; more of them is a loop that does not end.
+    /// Uses of locks and flags in one run; more indicate an endless loop.
     const STEPS_MAX: usize = 10_000;
-    /// Of each thread of a model, in words. Those that loom takes are too small for code that is not optimised.
+    /// Stack of each thread of a model, in words. loom's default is too small for code that is not optimised.
     const STACK_WORDS: usize = 64 * 1024;
 
     thread_local! {
-        // loom runs all threads of a model on one of the system's.
+        // loom runs all threads of a model on one OS thread.
         static INSIDE: Cell<bool> = const { Cell::new(false) };
     }
 
@@ -141,8 +141,8 @@ pub(crate) mod model {
         INSIDE.get()
     }
 
-    /// Runs `body` once for each order in which its threads can use what they share. Panics with the first run that panics or
-    /// does not end.
+    /// Runs `body` once for each order in which its threads can use their shared state. Panics in the first run that panics
+    /// or does not end.
     pub(crate) fn check(body: impl Fn() + Send + Sync + 'static) {
         struct Outside;
         impl Drop for Outside {
@@ -163,13 +163,13 @@ pub(crate) mod model {
             let body = Arc::clone(&body);
             spawn(move || body()).join().expect("the run is over with a panic");
         });
-        // One order alone shows nothing of threads.
+        // A single order shows nothing about threads.
         let runs = runs.load(Ordering::Relaxed);
         assert!(runs > 1, "nothing that the threads share is followed");
         println!("{runs} orders");
     }
 
-    /// A thread of a model; three at most beside the body's.
+    /// Starts a thread of a model; at most three besides the body's.
     pub(crate) fn spawn<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
         loom::thread::Builder::new().stack_size(STACK_WORDS).spawn(body).expect("a thread of a model")
     }

@@ -1,7 +1,7 @@
-//! The present by two clocks, both read by the caller.
+//! The current time by two clocks, both read by the caller.
 //!
-//! Timeouts are measured with [`Instant`], which never steps. What a peer sees is wall-clock time, a [`FileTime`], which an
-//! administrator or NTP may set at any moment. The types differ, so one cannot be taken for the other.
+//! Timeouts are measured with [`Instant`], which never steps. Peers see wall-clock time, a [`FileTime`], which an
+//! administrator or NTP can set at any moment. The types differ, so one cannot be mistaken for the other.
 
 use std::time::{Duration, Instant};
 
@@ -10,22 +10,22 @@ use crate::wire::FileTime;
 /// One moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// By the clock that never steps: for every timeout.
+    /// Monotonic clock: for every timeout.
     pub instant: Instant,
-    /// By the wall clock: for what peers and administrators see.
+    /// Wall clock: for times that peers and administrators see.
     pub wall: FileTime,
 }
 
-/// When something is to be done next.
+/// When the next action is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Due {
-    /// At once.
+    /// Immediately.
     Now,
-    /// Not before this.
+    /// Not before this time.
     At(Instant),
 }
 
-/// Milliseconds of a limit.
+/// Converts a limit in milliseconds.
 pub(crate) const fn ms(ms: u32) -> Duration {
     Duration::from_millis(ms as u64)
 }

@@ -1,76 +1,77 @@
-//! What one side supports and requests ([MS-SMBD] 3.1.1.1).
+//! Capabilities and requests of one side ([MS-SMBD] 3.1.1.1).
 
 use std::time::Duration;
 
 use crate::limits;
 use crate::wire::DataTransfer;
 
-/// Which side opens the conversation.
+/// Which side begins the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Connected and asks: the client.
+    /// Connected and sends the request: the client.
     Active,
-    /// Accepted and answers: the server.
+    /// Accepted and sends the response: the server.
     Passive,
 }
 
-/// Initial values of a connection, before its peer has a say.
+/// Initial values of a connection, before the negotiation with its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Which side this is.
     pub role: Role,
-    /// Receives that may be announced to the peer in the ordinary way (ReceiveCreditMax).
+    /// Receives that may be announced to the peer in ordinary operation (ReceiveCreditMax).
     pub receive_credit_max: u16,
-    /// Send credits asked of the peer (SendCreditTarget).
+    /// Send credits requested from the peer (SendCreditTarget).
     pub send_credit_target: u16,
-    /// Longest message sent, header included, in bytes (MaxSendSize).
+    /// Longest message to send, header included, in bytes (MaxSendSize).
     pub max_send_size: u32,
     /// Length of a receive buffer, in bytes (MaxReceiveSize).
     pub max_receive_size: u32,
-    /// Longest upper-layer message reassembled, in bytes (MaxFragmentedRecvSize). Less is announced where the receive
-    /// buffers cannot hold as much.
+    /// Longest upper-layer message to reassemble, in bytes (MaxFragmentedRecvSize). A smaller value is announced if the
+    /// receive buffers cannot hold this many.
     pub max_fragmented_receive_size: u32,
-    /// Most bytes of one READ or WRITE by RDMA (MaxReadWriteSize).
+    /// Maximum of one READ or WRITE by RDMA, in bytes (MaxReadWriteSize).
     pub max_read_write_size: u32,
-    /// Segments in one message sent, besides its header: the device's `max_send_sge` less one.
+    /// Segments of one message to send, besides its header: the device's `max_send_sge` less one.
     pub send_segments_max: usize,
-    /// Messages sent and not yet completed: what the send queue has room for, besides RDMA READ and WRITE.
+    /// Messages sent and not yet completed: the capacity of the send queue, besides RDMA READ and WRITE.
     pub send_depth: u16,
-    /// From the start until the negotiation is done.
+    /// Time from the start until the negotiation must be done.
     pub negotiation_timeout: Duration,
-    /// Silence until a sign of life is asked for (KeepaliveInterval).
+    /// Idle time until a keep-alive request (KeepaliveInterval).
     pub keepalive_interval: Duration,
-    /// From there until it is too late.
+    /// Time for the answer to it.
     pub keepalive_timeout: Duration,
-    /// Without send credits while there is something to send.
+    /// Time without send credits while there are data to send.
     pub credit_timeout: Duration,
-    /// For the rest of an upper-layer message that the peer has begun. Time in which it has no credit of ours does not count.
+    /// Time for the rest of an upper-layer message that the peer has begun. Time in which it has no credit of ours does not
+    /// count.
     pub rest_timeout: Duration,
-    /// From [`crate::Connection::shutdown`] until what is queued is given up.
+    /// Time from [`crate::Connection::shutdown`] until queued messages are discarded.
     pub shutdown_timeout: Duration,
 }
 
 /// A configuration that cannot work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidConfig {
-    /// A size or number that is out of bounds.
+    /// A size or number is out of bounds.
     #[error("{name} must be {min} to {max}, not {value}")]
     OutOfBounds {
-        /// Which.
+        /// Name of the parameter.
         name: &'static str,
-        /// What it is.
+        /// Its value.
         value: u64,
-        /// Least.
+        /// Minimum.
         min: u64,
-        /// Most.
+        /// Maximum.
         max: u64,
     },
-    /// Receive buffers hold less than the least fragmented message that the specification asks for.
+    /// The receive buffers hold less than the smallest fragmented message that the specification requires.
     #[error("{buffers} receive buffers of {size} bytes cannot hold {needed} bytes of one message")]
     ReceiveBuffers {
-        /// How many.
+        /// Number of buffers.
         buffers: u16,
-        /// How long.
+        /// Length of each.
         size: u32,
         /// [`limits::FRAGMENTED_SIZE_MIN_BYTES`].
         needed: u32,
@@ -110,16 +111,16 @@ impl Config {
         }
     }
 
-    /// Receive buffers that the transport has to have for this connection, of `max_receive_size` bytes each.
+    /// Receive buffers that the transport must provide for this connection, of `max_receive_size` bytes each.
     #[must_use]
     pub const fn receive_buffers(&self) -> u16 {
         self.receive_credit_max + limits::RECEIVE_RESERVE
     }
 
-    /// Whether it can work.
+    /// Checks whether it can work.
     ///
     /// # Errors
-    /// The first thing that cannot.
+    /// The first parameter that is invalid.
     pub fn validate(&self) -> Result<(), InvalidConfig> {
         let least_message = u64::from(limits::RECEIVE_SIZE_MIN_BYTES);
         let most_message = u64::from(limits::MESSAGE_MAX_BYTES);
@@ -153,8 +154,8 @@ impl Config {
         Ok(())
     }
 
-    /// The longest fragmented message that may be announced when the peer's messages are up to `message_size` bytes long:
-    /// what the receive buffers hold although some are half empty. None where they hold less than the specification's least
+    /// The longest fragmented message to announce if the peer's messages are up to `message_size` bytes long: the length that
+    /// the receive buffers can hold although some are half empty. `None` if they hold less than the specification's minimum
     /// even if all are full.
     pub(crate) fn fragmented_size(&self, message_size: u32) -> Option<u32> {
         let least = u64::from(limits::FRAGMENTED_SIZE_MIN_BYTES);
@@ -163,7 +164,7 @@ impl Config {
         (full >= least).then(|| likely.min(self.max_fragmented_receive_size.into()) as u32)
     }
 
-    /// Bytes that the receive buffers hold when all are filled by messages of `message_size` bytes.
+    /// Bytes that the receive buffers hold if all are filled by messages of `message_size` bytes.
     pub(crate) fn fragment_capacity(&self, message_size: u32) -> u64 {
         u64::from(self.receive_credit_max) * u64::from(payload_max(message_size))
     }

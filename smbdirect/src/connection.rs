@@ -1,4 +1,5 @@
-//! A connection of either role ([MS-SMBD] 3.1.1.1): completions and time in, messages and reasons to end it out.
+//! A connection of either role ([MS-SMBD] 3.1.1.1). Its inputs are completions and time, its outputs messages and reasons for
+//! a disconnect.
 
 use std::time::Instant;
 
@@ -12,45 +13,45 @@ use crate::timers::{KeepAlive, Rest, Timers, is_due};
 use crate::wire::{DataTransfer, Flags, NegotiateRequest, NegotiateResponse, Status, Token, VERSION};
 use crate::{BufferId, Segment};
 
-/// What was agreed on ([MS-SMBD] 3.1.4.7). All in bytes.
+/// Negotiated parameters ([MS-SMBD] 3.1.4.7). All in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
-    /// Longest message sent, header included.
+    /// Longest message to send, header included.
     pub max_send_size: u32,
-    /// Longest message received, header included. Receive buffers need not be longer from here on.
+    /// Longest message to receive, header included. Receive buffers need not be longer after the negotiation.
     pub max_receive_size: u32,
-    /// Longest upper-layer message that the peer takes.
+    /// Longest upper-layer message that the peer accepts.
     pub max_fragmented_send_size: u32,
-    /// Longest upper-layer message that it was asked to send.
+    /// Longest upper-layer message that the peer may send.
     pub max_fragmented_receive_size: u32,
-    /// Most of one READ or WRITE by RDMA: announced by the accepting end, heeded by the connecting end.
+    /// Maximum of one READ or WRITE by RDMA: announced by the accepting side, respected by the connecting side.
     pub max_read_write_size: u32,
 }
 
-/// What to do with a receive buffer, and what came of it.
+/// What to do with a receive buffer, and the result of its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received<'a> {
     /// The negotiation is done. The buffer is free.
     Negotiated(Parameters),
     /// The buffer is free.
     Free,
-    /// The buffer holds a part of a message that is not whole yet.
+    /// The buffer holds a part of a message that is not complete yet.
     Held,
-    /// A message is whole. This buffer and those held before are named in it, and free when it has been dealt with.
+    /// A message is complete. It refers to this buffer and those held before; they are free once it has been processed.
     Message(Message<'a>),
 }
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Active: the Negotiate Request is to go.
+    /// Active: the Negotiate Request has to be sent.
     Asking,
-    /// The other side's message of the negotiation is to come.
+    /// Waiting for the peer's message of the negotiation.
     Waiting,
-    /// Passive: the Negotiate Response is to go.
+    /// Passive: the Negotiate Response has to be sent.
     Answering,
-    /// Passive: a Negotiate Response that refuses is to go.
+    /// Passive: a Negotiate Response that refuses has to be sent.
     Refusing(Status, Incompatibility),
-    /// It went; the end comes when it is completed.
+    /// The refusal was sent; the connection ends when it is completed.
     Refused(Incompatibility),
     Established,
     Closed(Disconnect),
@@ -66,13 +67,12 @@ enum Step {
 
 /// One side of an SMB Direct connection.
 ///
-/// Methods that return [`Disconnect`] mean: end the RDMA connection now. The reason then stays: every later call
-/// returns it.
+/// If a method returns [`Disconnect`], end the RDMA connection now. The reason is kept: every later call returns it.
 #[derive(Debug)]
 pub struct Connection {
     config: Config,
     state: State,
-    /// The RDMA connection is up: sends may be posted.
+    /// The RDMA connection is up: sends can be posted.
     linked: bool,
     parameters: Parameters,
     send_credits: SendCredits,
@@ -82,23 +82,23 @@ pub struct Connection {
     timers: Timers,
     rest: Rest,
     keep_alive: KeepAlive,
-    /// Connection.SendImmediate: the peer asked for a message.
+    /// Connection.SendImmediate: the peer requested a message.
     send_immediate: bool,
     shutting_down: bool,
     /// Sends posted and not completed.
     in_flight: u16,
-    /// Segments of the message handed out last.
+    /// Segments of the message that was returned last.
     transmitted: Vec<Segment>,
 }
 
 impl Connection {
-    /// Begins a connection; the time for the negotiation runs from here.
+    /// Begins a connection; the negotiation timeout starts here.
     ///
     /// # Errors
-    /// [`InvalidConfig`] where the configuration cannot work.
+    /// [`InvalidConfig`] if the configuration cannot work.
     pub fn new(config: Config, now: Instant) -> Result<Self, InvalidConfig> {
         config.validate()?;
-        // The connecting side announces a size before it knows how long the peer's messages will be.
+        // The connecting side announces a size before it learns how long the peer's messages will be.
         let assumed = config.max_receive_size.min(limits::ASSUMED_PEER_SEND_SIZE_BYTES);
         Ok(Self {
             state: match config.role {
@@ -130,22 +130,22 @@ impl Connection {
         })
     }
 
-    /// The RDMA connection is up. Receives may be completed before; sends are handed out from here on.
+    /// The RDMA connection is up. Receives can be completed earlier; sends are returned only from now on.
     pub fn handle_established(&mut self) {
         self.linked = true;
     }
 
-    /// Receives were posted, each of [`Config::max_receive_size`] bytes; they may be announced from here on. With a
-    /// shared receive queue: as many of its receives are set aside for this connection.
+    /// Receives were posted, each of [`Config::max_receive_size`] bytes; they may be announced from now on. With a shared
+    /// receive queue: the same number of its receives is reserved for this connection.
     pub fn receives_posted(&mut self, count: u16) {
         self.receive_credits.posted(count);
     }
 
-    /// A receive was completed: `message` is what came, at the start of `buffer`, and `invalidated` the token that the
-    /// device says was invalidated with it.
+    /// A receive was completed: `message` contains the received bytes, at the start of `buffer`, and `invalidated` the token
+    /// that the device reports as invalidated with it.
     ///
     /// # Errors
-    /// [`Disconnect`] where the peer broke a rule or cannot be worked with. The buffer is free then.
+    /// [`Disconnect`] if the peer broke a rule or is incompatible. The buffer is free then.
     pub fn handle_receive(
         &mut self,
         now: Instant,
@@ -178,8 +178,8 @@ impl Connection {
         }
     }
 
-    /// Queues an upper-layer message. Its buffers must stay as they are until the SEND that completes `id` is completed, or
-    /// [`Connection::drain_unsent`] names it. `invalidate` is a token of the peer that it asked to have invalidated.
+    /// Queues an upper-layer message. Its buffers must not change until the SEND that completes `id` is completed, or
+    /// [`Connection::drain_unsent`] returns it. `invalidate` is a token that the peer asked to have invalidated.
     ///
     /// # Errors
     /// [`SendError`]; nothing is queued then.
@@ -195,7 +195,7 @@ impl Connection {
         self.outbound.push(id, segments, invalidate, self.parameters.max_fragmented_send_size)
     }
 
-    /// The next message to post. To be called until there is none, after every other call.
+    /// The next message to post. Call it after every other call until it returns `None`.
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<'_>> {
         if !self.linked || self.in_flight >= self.config.send_depth {
             return None;
@@ -222,7 +222,7 @@ impl Connection {
     /// Sends were completed.
     ///
     /// # Errors
-    /// [`Disconnect`] where the connection only lived for those.
+    /// [`Disconnect`] if the connection was only kept open for those sends.
     pub fn handle_sent(&mut self, count: u16) -> Result<(), Disconnect> {
         self.alive()?;
         self.in_flight = self.in_flight.saturating_sub(count);
@@ -232,7 +232,7 @@ impl Connection {
         }
     }
 
-    /// When [`Connection::handle_timeout`] is to be called; changes with every other call.
+    /// When to call [`Connection::handle_timeout`]; changes with every other call.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.timers.next()
@@ -241,7 +241,7 @@ impl Connection {
     /// Time passed.
     ///
     /// # Errors
-    /// [`Disconnect`] where it was too much.
+    /// [`Disconnect`] if a timeout has expired.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), Disconnect> {
         self.alive()?;
         let late = if is_due(self.timers.negotiation, now) {
@@ -260,10 +260,10 @@ impl Connection {
         late.map_or(Ok(()), |timeout| Err(self.close(timeout.into())))
     }
 
-    /// Takes no more messages, sends those that are queued, and ends.
+    /// Accepts no more messages, sends the queued ones, and ends the connection.
     ///
     /// # Errors
-    /// [`Disconnect::Shutdown`] where nothing is left to wait for.
+    /// [`Disconnect::Shutdown`] if there is nothing left to wait for.
     pub fn shutdown(&mut self, now: Instant) -> Result<(), Disconnect> {
         self.alive()?;
         self.shutting_down = true;
@@ -274,12 +274,12 @@ impl Connection {
         self.finish_shutdown()
     }
 
-    /// The RDMA connection is gone, or never came to be.
+    /// The RDMA connection is gone, or was never established.
     pub fn handle_lost(&mut self) -> Disconnect {
         self.close(Disconnect::Lost)
     }
 
-    /// Why it ended, where it did.
+    /// Why the connection ended, if it has.
     #[must_use]
     pub const fn closed(&self) -> Option<Disconnect> {
         match self.state {
@@ -288,7 +288,7 @@ impl Connection {
         }
     }
 
-    /// What was agreed on, once it was.
+    /// Negotiated parameters, once available.
     #[must_use]
     pub const fn parameters(&self) -> Option<Parameters> {
         match self.state {
@@ -297,24 +297,24 @@ impl Connection {
         }
     }
 
-    /// Where credits stand.
+    /// Current credits.
     #[must_use]
     pub fn credits(&self) -> Credits {
         self.receive_credits.snapshot(&self.send_credits)
     }
 
-    /// Receive buffers of a message that will not become whole; for the end of a connection.
+    /// Receive buffers of a message that will not be completed; for the end of a connection.
     pub fn drain_held(&mut self) -> impl Iterator<Item = BufferId> {
         self.reassembly.drain()
     }
 
-    /// Messages that were queued and have a last fragment that was not handed out; for the end of a connection.
+    /// Queued messages of which the last fragment was not returned yet; for the end of a connection.
     pub fn drain_unsent(&mut self) -> impl Iterator<Item = MessageId> {
         self.outbound.drain()
     }
 
-    /// Looks at whether the peer is being waited for in the middle of a message. It is only while it has a credit of ours:
-    /// otherwise it cannot go on, and it is our turn.
+    /// Updates the timer for the rest of a message that the peer has begun. The timer runs only while the peer has a credit
+    /// of ours: otherwise it cannot continue, and it is our turn.
     fn watch_rest(&mut self, now: Instant) {
         self.timers.rest = None;
         if !self.reassembly.has_begun() {
@@ -330,7 +330,7 @@ impl Connection {
         self.closed().map_or(Ok(()), Err)
     }
 
-    /// Ends the connection; the first reason stays.
+    /// Ends the connection; the first reason is kept.
     fn close(&mut self, reason: Disconnect) -> Disconnect {
         if let State::Closed(first) = self.state {
             return first;
@@ -390,7 +390,7 @@ impl Connection {
         Ok(Step::Negotiated(self.parameters))
     }
 
-    /// [MS-SMBD] 3.1.5.3. None while there is nothing to grant: the negotiation's time still runs.
+    /// [MS-SMBD] 3.1.5.3. `None` while there is nothing to grant: the negotiation timeout continues to run.
     fn response(&mut self, now: Instant) -> Option<Header> {
         let credits_granted = self.receive_credits.grantable(false);
         if credits_granted == 0 {
@@ -416,7 +416,7 @@ impl Connection {
     fn receive_response(&mut self, now: Instant, message: &[u8]) -> Result<Parameters, Disconnect> {
         let response = NegotiateResponse::parse(message)?;
         self.receive_credits.consume_unannounced();
-        // First of all, because a refusal has zeros everywhere else.
+        // Checked first, because a refusal has zeros everywhere else.
         if response.status != Status::SUCCESS {
             return Err(Incompatibility::Refused(response.status).into());
         }
@@ -485,14 +485,14 @@ impl Connection {
         self.timers.idle = Some(now + self.config.keepalive_interval);
         self.keep_alive = KeepAlive::None;
         if data.flags.contains(Flags::RESPONSE_REQUESTED) {
-            // Without asking back, although [MS-SMBD] 3.1.5.8 says so: two such peers would never fall silent.
+            // Without requesting a response in turn, although [MS-SMBD] 3.1.5.8 says so: two such peers would never stop.
             self.send_immediate = true;
         }
         if let Some(token) = invalidated {
             self.reassembly.invalidated(token);
         }
         if data.data_length == 0 {
-            // Between fragments, too: older Linux clients grant credits so. [MS-SMBD] 3.1.5.8 would end the connection.
+            // Also between fragments: older Linux clients grant credits this way. [MS-SMBD] 3.1.5.8 would end the connection.
             return match data.remaining_data_length {
                 0 => Ok(Step::Free),
                 _ => Err(Misbehaviour::RemainingWithoutData.into()),
@@ -504,7 +504,7 @@ impl Connection {
         Ok(if whole { Step::Message } else { Step::Held })
     }
 
-    /// [MS-SMBD] 3.1.5.1: the next Data Transfer message, where there is a reason and a credit for it.
+    /// [MS-SMBD] 3.1.5.1: the next Data Transfer message, if there is a reason and a credit for it.
     fn data(&mut self, now: Instant) -> Option<(Header, Option<Token>, Option<MessageId>)> {
         let reason = !self.outbound.is_empty()
             || !self.shutting_down
@@ -517,7 +517,7 @@ impl Connection {
         }
         let last = match self.send_credits.held() {
             0 => {
-                // The peer has a credit of ours, or spent its last one without granting: it is its turn.
+                // The peer has a credit of ours, or spent its last one without granting one: it is the peer's turn.
                 self.timers.credits.get_or_insert(now + self.config.credit_timeout);
                 return None;
             }
@@ -558,7 +558,7 @@ impl Connection {
             self.timers.idle = Some(now + self.config.keepalive_timeout);
             return None;
         }
-        // The upper layer holds all receive buffers: the peer could not have answered, or we could not ask.
+        // The upper layer holds all receive buffers: the peer could not have answered, or we could not send the request.
         let could_not_ask = self.keep_alive == KeepAlive::Pending
             && self.send_credits.held() == 1
             && self.receive_credits.grantable(true) == 0;
@@ -570,7 +570,7 @@ impl Connection {
     }
 }
 
-/// What both messages of the negotiation must ask for ([MS-SMBD] 3.1.5.6, 3.1.5.7).
+/// Requirements for both messages of the negotiation ([MS-SMBD] 3.1.5.6, 3.1.5.7).
 fn check_sizes(
     credits_requested: u16,
     max_receive_size: u32,

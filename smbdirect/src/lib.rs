@@ -4,28 +4,29 @@
 //! * [`Connection`]: negotiation, credits both ways, fragments, keep-alive, for the connecting and the accepting side.
 //! * [`Config`]: what a side supports and requests; [`limits`]: every limit by name.
 //!
-//! Payload never enters this crate. The transport owns registered buffers and names them by [`BufferId`]; what is to be sent
-//! comes in as [`Segment`]s of them, and what was received goes out as such.
+//! Payload never enters this crate. The transport owns registered buffers and identifies them by [`BufferId`]; data to send
+//! and received data are passed as [`Segment`]s of them.
 //!
 //! # How a transport drives it
 //!
 //! ```text
 //! ibv_post_recv × config.receive_buffers()  ─► receives_posted(n)     before rdma_connect or rdma_accept
-//! RDMA_CM_EVENT_ESTABLISHED                 ─► handle_established()   may come after the first receive
+//! RDMA_CM_EVENT_ESTABLISHED                 ─► handle_established()   can follow the first receive
 //! completion of a receive                   ─► handle_receive(now, buffer, bytes, invalidated)
 //!                                                Free:    post it again, receives_posted(1)
 //!                                                Held:    leave it alone
-//!                                                Message: to the upper layer; its buffers are free when that is done
+//!                                                Message: to the upper layer; its buffers are free once it is processed
 //! upper layer has a message                 ─► send(id, segments, invalidate)
 //! after each of these                       ─► while poll_transmit(now): header, then segments, one ibv_post_send
-//! completion of a send                      ─► handle_sent(n); `completes` said which message's buffers are free
-//! poll_timeout() came                       ─► handle_timeout(now)
+//! completion of a send                      ─► handle_sent(n); the buffers of the message in `completes` are free
+//! poll_timeout() has passed                 ─► handle_timeout(now)
 //! an error completion, DISCONNECTED         ─► handle_lost()
-//! Err(Disconnect) from any of these         ─► rdma_disconnect; drain_held(), drain_unsent() name what is still out
+//! Err(Disconnect) from any of these         ─► rdma_disconnect; drain_held(), drain_unsent() return what is outstanding
 //! ```
 //!
-//! Two promises keep a connection from standing still: receive buffers of a delivered message are given back without
-//! waiting for a send on the same connection, and `receives_posted` gets every receive once it is posted.
+//! The transport must keep two promises so that a connection never stalls: it returns the receive buffers of a delivered
+//! message without waiting for a send on the same connection, and it reports every receive to `receives_posted` once it is
+//! posted.
 //! In steady state nothing is allocated.
 //!
 //! # Example
@@ -70,7 +71,7 @@ pub use disconnect::{Disconnect, Incompatibility, Misbehaviour, Timeout};
 pub use outbound::{MessageId, SendError, Transmit};
 pub use reassembly::Message;
 
-/// A registered buffer, in the transport's own numbering. Buffers for sending and for receiving need not be distinguished.
+/// A registered buffer, numbered by the transport. Buffers for sending and for receiving need not be distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferId(pub u32);
 
@@ -79,8 +80,8 @@ pub struct BufferId(pub u32);
 pub struct Segment {
     /// The buffer.
     pub buffer: BufferId,
-    /// Bytes from its start.
+    /// Offset from its start, in bytes.
     pub start: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
 }

@@ -1,4 +1,4 @@
-//! Upper-layer messages on their way out, cut into fragments ([MS-SMBD] 3.1.5.4).
+//! Outgoing upper-layer messages, cut into fragments ([MS-SMBD] 3.1.5.4).
 
 use std::collections::VecDeque;
 
@@ -6,31 +6,32 @@ use crate::Segment;
 use crate::limits;
 use crate::wire::{DataTransfer, NegotiateRequest, NegotiateResponse, Token};
 
-/// An upper-layer message, in the transport's own numbering.
+/// An upper-layer message, numbered by the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MessageId(pub u64);
 
 /// Why a message cannot be queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// The negotiation is not done, or the connection is ending.
+    /// The negotiation has not finished, or the connection is ending.
     #[error("not connected")]
     NotConnected,
-    /// No byte in it: empty messages are the connection's own.
+    /// It has no bytes: only the connection itself sends empty messages.
     #[error("an empty message")]
     Empty,
-    /// Longer than the peer reassembles.
+    /// Longer than the peer can reassemble.
     #[error("a message of {length} bytes where the peer takes {max}")]
     TooLong {
-        /// Its bytes.
+        /// Its length in bytes.
         length: u64,
-        /// The most.
+        /// The maximum.
         max: u32,
     },
     /// In more than [`limits::SEGMENTS_PER_MESSAGE_MAX`] pieces.
     #[error("a message in {0} pieces")]
     TooManySegments(usize),
-    /// [`limits::SEND_QUEUE_MESSAGES_MAX`] messages wait already: the peer does not take what it asked for. End it.
+    /// [`limits::SEND_QUEUE_MESSAGES_MAX`] messages are queued already: the peer does not accept the data that it requested.
+    /// End the connection.
     #[error("too many messages wait for credits")]
     QueueFull,
 }
@@ -74,31 +75,31 @@ pub struct Transmit<'a> {
 }
 
 impl Transmit<'_> {
-    /// The bytes that go first: at most 32. They fit inline where the device can, or a slot of registered memory.
+    /// The first bytes, at most 32. Sent inline if the device supports it, or from a slot of registered memory.
     #[must_use]
     pub fn header(&self) -> &[u8] {
         &self.header.bytes[..self.header.len]
     }
 
-    /// What follows it, in order; never more than [`crate::Config::send_segments_max`].
+    /// The data after the header, in order; at most [`crate::Config::send_segments_max`] segments.
     #[must_use]
     pub const fn segments(&self) -> &[Segment] {
         self.segments
     }
 
-    /// The peer's token to invalidate with this SEND (SEND_WITH_INV); may be ignored where the device cannot.
+    /// The peer's token to invalidate with this SEND (SEND_WITH_INV); can be ignored if the device does not support it.
     #[must_use]
     pub const fn invalidate(&self) -> Option<Token> {
         self.invalidate
     }
 
-    /// The upper-layer message that this ends: its buffers are free once this SEND is completed.
+    /// The upper-layer message that this SEND finishes: its buffers are free once this SEND is completed.
     #[must_use]
     pub const fn completes(&self) -> Option<MessageId> {
         self.completes
     }
 
-    /// Bytes in all.
+    /// Total number of bytes.
     #[must_use]
     pub fn total_bytes(&self) -> u32 {
         self.header.len as u32 + self.segments.iter().map(|s| s.length).sum::<u32>()
@@ -112,7 +113,7 @@ struct Queued {
     invalidate: Option<Token>,
 }
 
-/// What a fragment takes of its message, besides the segments.
+/// Properties of a fragment, besides its segments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fragment {
     pub(crate) length: u32,
@@ -121,7 +122,7 @@ pub(crate) struct Fragment {
     pub(crate) completes: Option<MessageId>,
 }
 
-/// Messages first in, first out ([MS-SMBD] 3.1.1.1 SendQueue), and the segments of all of them one behind the other.
+/// Messages in FIFO order ([MS-SMBD] 3.1.1.1 SendQueue), and the segments of all of them in sequence.
 #[derive(Debug, Default)]
 pub(crate) struct Outbound {
     messages: VecDeque<Queued>,
@@ -179,7 +180,7 @@ impl Outbound {
             }
         }
         message.left -= length;
-        // [MS-SMBD] 3.1.5.4: with exactly one fragment.
+        // [MS-SMBD] 3.1.5.4: sent with exactly one fragment.
         let invalidate = message.invalidate.take();
         let remaining = message.left;
         let completes = (remaining == 0).then_some(message.id);
@@ -189,7 +190,7 @@ impl Outbound {
         Some(Fragment { length, remaining, invalidate, completes })
     }
 
-    /// Messages with a last fragment that was not handed out.
+    /// Messages of which the last fragment was not returned yet.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = MessageId> {
         self.segments.clear();
         self.messages.drain(..).map(|m| m.id)

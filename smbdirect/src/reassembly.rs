@@ -1,17 +1,17 @@
-//! Fragments on their way in ([MS-SMBD] 3.1.5.8): a list of pieces of receive buffers.
+//! Incoming fragments ([MS-SMBD] 3.1.5.8): a list of pieces of receive buffers.
 
 use crate::disconnect::Misbehaviour;
 use crate::wire::Token;
 use crate::{BufferId, Segment};
 
-/// An upper-layer message that is whole.
+/// A complete upper-layer message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// Where it lies, in order: one segment for each receive buffer.
+    /// Its data in order: one segment for each receive buffer.
     pub segments: &'a [Segment],
-    /// Its bytes.
+    /// Its length in bytes.
     pub length: u32,
-    /// A token of ours that the peer invalidated with it.
+    /// Our token that the peer invalidated with it.
     pub invalidated: Option<Token>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Reassembly {
 }
 
 impl Reassembly {
-    /// Forgets a message that was delivered.
+    /// Discards a message that was delivered.
     pub(crate) fn begin(&mut self) {
         if self.delivered {
             self.segments.clear();
@@ -36,12 +36,12 @@ impl Reassembly {
         }
     }
 
-    /// [MS-SMBD] 3.1.5.8: the last one counts.
+    /// [MS-SMBD] 3.1.5.8: the last token counts.
     pub(crate) fn invalidated(&mut self, token: Token) {
         self.invalidated = Some(token);
     }
 
-    /// Appends a fragment; true when the message is whole.
+    /// Appends a fragment; true if the message is complete.
     pub(crate) fn push(
         &mut self,
         segment: Segment,
@@ -65,7 +65,7 @@ impl Reassembly {
         Ok(self.delivered)
     }
 
-    /// Whether a message has begun and is not whole.
+    /// Whether a message has begun but is not complete.
     pub(crate) fn has_begun(&self) -> bool {
         self.remaining > 0
     }
@@ -74,7 +74,7 @@ impl Reassembly {
         Message { segments: &self.segments, length: self.length, invalidated: self.invalidated }
     }
 
-    /// Buffers of a message that is not whole.
+    /// Buffers of an incomplete message.
     pub(crate) fn drain(&mut self) -> impl Iterator<Item = BufferId> {
         self.begin();
         self.segments.drain(..).map(|s| s.buffer)

@@ -1,24 +1,24 @@
-//! What a connection waits for, and until when ([MS-SMBD] 3.1.2).
+//! Deadlines of a connection ([MS-SMBD] 3.1.2).
 
 use std::time::{Duration, Instant};
 
 /// Connection.KeepaliveRequested ([MS-SMBD] 3.1.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeepAlive {
-    /// The peer is not being asked.
+    /// No keep-alive is pending.
     None,
-    /// It is to be asked with the next message.
+    /// To be requested with the next message.
     Pending,
-    /// It was asked.
+    /// Requested.
     Sent,
 }
 
-/// Deadlines; none where nothing is waited for.
+/// Deadlines; `None` for those that are not active.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     /// The end of the negotiation.
     pub(crate) negotiation: Option<Instant>,
-    /// Asking for a sign of life, or having got none.
+    /// Sending a keep-alive request, or having received no answer to it.
     pub(crate) idle: Option<Instant>,
     /// A send credit.
     pub(crate) credits: Option<Instant>,
@@ -35,27 +35,27 @@ impl Timers {
     }
 }
 
-/// How long the peer has been waited for during the message that it has begun.
+/// Time spent waiting for the rest of the message that the peer has begun.
 #[derive(Debug, Default)]
 pub(crate) struct Rest {
     spent: Duration,
-    /// It is being waited for since then.
+    /// Start of the current wait.
     since: Option<Instant>,
 }
 
 impl Rest {
-    /// It is waited for; until when, where it may take `time_max` in all.
+    /// Starts or continues the wait. Returns its deadline, given `time_max` in total.
     pub(crate) fn wait(&mut self, now: Instant, time_max: Duration) -> Instant {
         *self.since.get_or_insert(now) + time_max.saturating_sub(self.spent)
     }
 
-    /// It cannot go on.
+    /// The peer cannot continue.
     pub(crate) fn pause(&mut self, now: Instant) {
         self.spent += self.since.take().map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
     }
 }
 
-/// Whether a deadline has come.
+/// Whether a deadline has passed.
 pub(crate) fn is_due(deadline: Option<Instant>, now: Instant) -> bool {
     deadline.is_some_and(|deadline| deadline <= now)
 }

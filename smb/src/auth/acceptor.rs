@@ -15,7 +15,8 @@ use crate::crypto::SessionKey;
 use crate::limits;
 use crate::wire::FileTime;
 
-/// What is accepted, and the names by which the server introduces itself (MsvAv pairs, [MS-NLMP] 2.2.2.1). Each must be shorter than 1 KiB.
+/// Accepted mechanisms, and the names that the server announces (MsvAv pairs, [MS-NLMP] 2.2.2.1). Each must be shorter than 1
+/// KiB.
 #[derive(Clone, Debug)]
 pub struct AcceptorConfig {
     /// NetBIOS name of the domain or workgroup.
@@ -26,20 +27,20 @@ pub struct AcceptorConfig {
     pub dns_domain: String,
     /// DNS name of the server.
     pub dns_computer: String,
-    /// Host names by which clients mean this server. Where there are any, the SPN of a client that sends one (MsvAvTargetName) must
-    /// be `cifs/` and one of them; where there are none, it is not judged.
+    /// Host names that clients use for this server. If there are any, a client that sends an SPN (MsvAvTargetName) must send
+    /// `cifs/` and one of them; if there are none, the SPN is not checked.
     pub target_names: Vec<String>,
-    /// NTLM is accepted.
+    /// Whether NTLM is accepted.
     pub ntlm: bool,
-    /// Kerberos is accepted, with these keys.
+    /// The Kerberos keys; `None` if Kerberos is not accepted.
     pub kerberos: Option<Arc<Kerberos>>,
 }
 
-/// Gives the hashes under which a user may log on, none if there is no such user; several while a password is rotated.
+/// Returns the hashes with which a user can log on, none if the user does not exist; several while a password is rotated.
 /// Called with the user and domain names exactly as the client sent them.
 pub type Lookup<'a> = &'a dyn Fn(&str, &str) -> Vec<NtHash>;
 
-/// What a token led to.
+/// The result of a token.
 #[derive(Debug)]
 pub enum Step {
     /// Send this with STATUS_MORE_PROCESSING_REQUIRED and wait for the next token.
@@ -48,36 +49,36 @@ pub enum Step {
     Done(Authenticated),
 }
 
-/// A user who has proven to know the password, or to have a ticket.
+/// A user who has proven knowledge of the password, or possession of a ticket.
 #[derive(Debug)]
 pub struct Authenticated {
-    /// To be sent with STATUS_SUCCESS; may be empty.
+    /// Sent with STATUS_SUCCESS; may be empty.
     pub token: Vec<u8>,
     /// The user's name as sent.
     pub user: String,
-    /// The user's domain as sent, proven to be what the client meant, not to exist; with Kerberos the realm.
+    /// The user's domain as sent: proven to be the domain that the client used, not to exist; with Kerberos the realm.
     pub domain: String,
-    /// What the client calls itself. Unproven.
+    /// The client's name for itself. Unproven.
     pub workstation: String,
-    /// The key that both sides now share: Session.SessionKey.
+    /// The key that both sides share: Session.SessionKey.
     pub session_key: SessionKey,
-    /// The same uncut: Session.FullSessionKey.
+    /// The same key untruncated: Session.FullSessionKey.
     pub full_session_key: Zeroizing<Vec<u8>>,
-    /// When the proof is no longer good: Session.ExpirationTime.
+    /// When the authentication expires: Session.ExpirationTime.
     pub expires: Option<FileTime>,
 }
 
-/// What a mechanism says about a token.
+/// A mechanism's result for a token.
 pub(super) enum MechanismStep {
     Continue(Vec<u8>),
-    /// With what the client still needs, if there is something.
+    /// Includes the token for the client, if it needs one.
     Done {
         token: Option<Vec<u8>>,
         proven: Proven,
     },
 }
 
-/// What a mechanism has proven.
+/// The identity and key that a mechanism has proven.
 pub(super) struct Proven {
     pub(super) exported_key: Zeroizing<Vec<u8>>,
     pub(super) user: String,
@@ -86,7 +87,7 @@ pub(super) struct Proven {
     pub(super) expires: Option<FileTime>,
 }
 
-/// A mechanism inside of SPNEGO, one variant each.
+/// A mechanism within SPNEGO, one variant each.
 enum Mechanism {
     Ntlm(NtlmAcceptor),
     Kerberos(KerberosAcceptor),
@@ -129,13 +130,13 @@ pub struct Acceptor {
 enum State {
     /// Nothing received yet.
     Start,
-    /// NTLMSSP without SPNEGO: what cifs.ko sends.
+    /// NTLMSSP without SPNEGO, as sent by cifs.ko.
     Bare(NtlmAcceptor),
     Spnego {
         mechanism: Mechanism,
         /// DER of the client's mechanism list, for mechListMIC.
         mech_list: Vec<u8>,
-        /// [RFC 4178] 5: a mechanism that the client did not prefer was chosen, so the list needs protection.
+        /// [RFC 4178] 5: the chosen mechanism is not the client's preferred one, so the list needs protection.
         mic_required: bool,
     },
     /// Done or failed.
@@ -156,7 +157,7 @@ impl Acceptor {
         }
     }
 
-    /// Takes the security buffer of the next SESSION_SETUP request. An exchange that has failed stays failed.
+    /// Processes the security buffer of the next SESSION_SETUP request. An exchange that has failed stays failed.
     pub fn step(&mut self, token: &[u8], lookup: Lookup<'_>) -> Result<Step, AuthError> {
         if token.len() > limits::SECURITY_BLOB_BYTES_MAX {
             self.state = State::Over;
@@ -186,8 +187,8 @@ impl Acceptor {
         })
     }
 
-    /// The mechanism to use, its identifier, and whether the client prefers it. Kerberos only where it is preferred: a client that has
-    /// no ticket names it later or not at all.
+    /// Returns the mechanism to use, its identifier, and whether the client prefers it. Kerberos is used only if preferred: a
+    /// client without a ticket lists it later or not at all.
     fn choose<'a>(&mut self, mech_types: &[&'a [u8]]) -> Result<(Mechanism, &'a [u8], bool), AuthError> {
         let first = *mech_types.first().ok_or(AuthError::Malformed("an empty list of mechanisms"))?;
         if [kerberos::KERBEROS, kerberos::MS_KERBEROS].contains(&first)
@@ -205,11 +206,12 @@ impl Acceptor {
     fn spnego_init(&mut self, token: &[u8], lookup: Lookup<'_>) -> Result<Step, AuthError> {
         let init = NegTokenInit::parse(token)?;
         let (mut mechanism, chosen, preferred) = self.choose(&init.mech_types)?;
-        // The optimistic token belongs to the preferred mechanism; another one's is not ours to read.
+        // The optimistic token belongs to the preferred mechanism; a token for another mechanism is ignored.
         let response_token = match init.mech_token.filter(|_| preferred) {
             Some(token) => match mechanism.step(token, lookup)? {
                 MechanismStep::Continue(token) => Some(token),
-                // The client's list is as it sent it if its first mechanism is used ([RFC 4178] 5), so no MIC is needed.
+                // If the first mechanism is used, the client's list has not been modified ([RFC 4178] 5), so no MIC is
+                // needed.
                 MechanismStep::Done { token, proven } => {
                     let response = NegTokenResp {
                         neg_state: Some(NegState::AcceptCompleted as u8),

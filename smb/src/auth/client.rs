@@ -11,33 +11,33 @@ use super::spnego::{self, NegTokenResp};
 use super::{AuthError, NtHash};
 use crate::crypto::SessionKey;
 
-/// How a client logs on. Challenge and session key must be random and fresh outside of tests.
+/// The client's credentials and options. Challenge and session key must be random and fresh outside of tests.
 #[derive(Clone, Debug)]
 pub struct InitiatorConfig {
     /// The user's name.
     pub user: String,
     /// The user's domain; may be empty.
     pub domain: String,
-    /// The client's own name.
+    /// The client's name for itself.
     pub workstation: String,
     /// The password's hash.
     pub nt_hash: NtHash,
-    /// Put SPNEGO around NTLMSSP.
+    /// Wrap NTLMSSP in SPNEGO.
     pub spnego: bool,
     /// ChallengeFromClient.
     pub challenge: [u8; 8],
-    /// The SPN of the server that is meant, like `cifs/server`; `None` does not say.
+    /// The SPN of the intended server, like `cifs/server`; `None` sends none.
     pub target_name: Option<String>,
-    /// RandomSessionKey; `None` asks for no key exchange.
+    /// RandomSessionKey; `None` requests no key exchange.
     pub random_session_key: Option<SessionKey>,
 }
 
-/// What a token led to.
+/// The result of a token.
 #[derive(Debug)]
 pub enum ClientStep {
     /// Send this and wait for the answer.
     Continue(Vec<u8>),
-    /// Send this, if there is something; a STATUS_SUCCESS answer's token still goes to [`Initiator::finish`].
+    /// Send this, if it is not empty; pass the token of a STATUS_SUCCESS answer to [`Initiator::finish`].
     Last(Vec<u8>, SessionKey),
 }
 
@@ -78,8 +78,8 @@ impl Initiator {
         }
     }
 
-    /// Takes the server's token that came with STATUS_MORE_PROCESSING_REQUIRED. `now` is the time as a FILETIME, for
-    /// servers that do not give theirs.
+    /// Processes the server's token that arrived with STATUS_MORE_PROCESSING_REQUIRED. `now` is the time as a FILETIME, for
+    /// servers that do not send theirs.
     pub fn step(&mut self, token: &[u8], now: u64) -> Result<ClientStep, AuthError> {
         if self.done.is_some() {
             return Err(AuthError::OutOfOrder("exchange is over"));
@@ -107,7 +107,7 @@ impl Initiator {
         Ok(ClientStep::Last(last.encode(), key))
     }
 
-    /// Checks the token that came with STATUS_SUCCESS: the server must have seen the same list of mechanisms.
+    /// Checks the token that arrived with STATUS_SUCCESS: the server must have received the same list of mechanisms.
     pub fn finish(&self, token: &[u8]) -> Result<(), AuthError> {
         if !self.config.spnego {
             return if token.is_empty() { Ok(()) } else { Err(AuthError::Malformed("unexpected token")) };

@@ -1,4 +1,5 @@
-//! The little DER that SPNEGO and Kerberos need ([X.690]): definite, minimal lengths only; every length checked against what is there.
+//! The subset of DER that SPNEGO and Kerberos need ([X.690]): definite, minimal lengths only; every length is checked against
+//! the available bytes.
 
 use super::AuthError;
 
@@ -23,7 +24,7 @@ pub(super) const fn context(n: u8) -> u8 {
     0xA0 | n
 }
 
-/// Reads values one after the other from a slice.
+/// Reads consecutive values from a slice.
 #[derive(Clone, Copy)]
 pub(super) struct Reader<'a>(&'a [u8]);
 
@@ -36,18 +37,18 @@ impl<'a> Reader<'a> {
         self.0.is_empty()
     }
 
-    /// All that has not been read yet, which need not be DER.
+    /// All bytes not read yet, which need not be DER.
     pub(super) fn rest(self) -> &'a [u8] {
         self.0
     }
 
-    /// The next value: its tag, its contents, and all of its bytes.
+    /// The next value: its tag, its contents, and all its bytes.
     fn any(&mut self) -> Result<(u8, &'a [u8], &'a [u8]), AuthError> {
         let (&tag, rest) = self.0.split_first().ok_or(TRUNCATED)?;
         let (&first, rest) = rest.split_first().ok_or(TRUNCATED)?;
         let (len, rest) = match first {
             0..=0x7F => (usize::from(first), rest),
-            // Tokens are far below 16 MiB; 0x80 is the indefinite form, which DER forbids.
+            // Tokens are much shorter than 16 MiB; 0x80 is the indefinite form, which DER forbids.
             0x81..=0x83 => {
                 let (bytes, rest) = rest.split_at_checked(usize::from(first & 0x7F)).ok_or(TRUNCATED)?;
                 let len = bytes.iter().fold(0usize, |len, &byte| len << 8 | usize::from(byte));
@@ -104,7 +105,7 @@ pub(super) fn only(bytes: &[u8], tag: u8) -> Result<&[u8], AuthError> {
     Ok(contents)
 }
 
-/// Encodes one value of these contents, given in pieces.
+/// Encodes one value with these contents, given in pieces.
 pub(super) fn encode(tag: u8, contents: &[&[u8]]) -> Vec<u8> {
     let len: usize = contents.iter().map(|piece| piece.len()).sum();
     let mut out = Vec::with_capacity(len + 5);

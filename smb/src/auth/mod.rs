@@ -1,5 +1,5 @@
-//! SPNEGO ([RFC 4178], [MS-SPNG]) with NTLMv2 ([MS-NLMP]) and Kerberos ([RFC 4120], [RFC 4121], [MS-KILE]): which user
-//! this is, and which session key both sides share.
+//! SPNEGO ([RFC 4178], [MS-SPNG]) with NTLMv2 ([MS-NLMP]) and Kerberos ([RFC 4120], [RFC 4121], [MS-KILE]): authenticates the
+//! user and establishes the session key of both sides.
 //!
 //! [`Acceptor`] is the server's side of one SESSION_SETUP exchange, [`Initiator`] the client's, for tests and tools.
 //! Challenge, time and random keys are parameters.
@@ -24,26 +24,26 @@ pub use spnego::negotiate_hint;
 
 use crate::status::NtStatus;
 
-/// Why an exchange ends without a user. An exchange that failed once stays failed.
+/// Why an exchange ends without a user. An exchange that has failed stays failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
-    /// The peer's bytes are wrong. Answer: STATUS_INVALID_PARAMETER.
+    /// The peer's bytes are invalid. Answer: STATUS_INVALID_PARAMETER.
     #[error("malformed security token: {0}")]
     Malformed(&'static str),
-    /// The peer's bytes come at the wrong time. Answer: STATUS_INVALID_PARAMETER.
+    /// The peer's bytes arrived at the wrong time. Answer: STATUS_INVALID_PARAMETER.
     #[error("security token out of order: {0}")]
     OutOfOrder(&'static str),
-    /// The peer cannot or will not do what we require. Answer: STATUS_LOGON_FAILURE.
+    /// The peer does not support what we require, or refuses it. Answer: STATUS_LOGON_FAILURE.
     #[error("no acceptable way to authenticate: {0}")]
     Incompatible(&'static str),
-    /// The peer asks for an anonymous logon, which is never given. Answer: STATUS_ACCESS_DENIED.
+    /// The peer requests an anonymous logon, which is never granted. Answer: STATUS_ACCESS_DENIED.
     #[error("anonymous logon refused")]
     Anonymous,
-    /// Unknown user, wrong password, or a message changed on its way: deliberately one and the same.
+    /// Unknown user, wrong password, or a message modified in transit: deliberately indistinguishable.
     /// Answer: STATUS_LOGON_FAILURE.
     #[error("logon failure")]
     LogonFailure,
-    /// Kerberos refuses, for a reason that the administrator must know and the peer need not. Answer: STATUS_LOGON_FAILURE.
+    /// Kerberos refuses, for a reason that the administrator must know but the peer need not. Answer: STATUS_LOGON_FAILURE.
     #[error("Kerberos: {0}")]
     Refused(String),
 }

@@ -1,4 +1,4 @@
-//! The NT hash: what a server must know to verify NTLMv2, and as good as the password for an attacker who steals it.
+//! The NT hash, which a server needs to verify NTLMv2. For an attacker who steals it, it is as good as the password.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub struct NtHash([u8; 16]);
 impl NtHash {
     /// The hash of a password.
     pub fn from_password(password: &str) -> Self {
-        // Reserved in full: a growing buffer would leave copies of the password behind.
+        // Full capacity reserved: a growing buffer would leave copies of the password behind.
         let mut utf16 = Zeroizing::new(Vec::with_capacity(password.len() * 2));
         for unit in password.encode_utf16() {
             utf16.extend_from_slice(&unit.to_le_bytes());
@@ -21,12 +21,12 @@ impl NtHash {
         NtHash(Md4::digest(&*utf16).0)
     }
 
-    /// A hash from its bytes.
+    /// Creates a hash from its bytes.
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         NtHash(bytes)
     }
 
-    /// Reads what [`NtHash::to_hex`] writes, in either case.
+    /// Parses the output of [`NtHash::to_hex`], in either case.
     pub fn from_hex(hex: &str) -> Result<Self, NtHashParseError> {
         let hex = hex.as_bytes();
         if hex.len() != 32 {
@@ -80,7 +80,7 @@ impl fmt::Debug for NtHash {
     }
 }
 
-/// The text is no NT hash. Says nothing of the text: it may be a secret mistyped.
+/// The text is not an NT hash. The error does not contain the text, which could be a mistyped secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an NT hash is 32 hexadecimal digits")]
 pub struct NtHashParseError;

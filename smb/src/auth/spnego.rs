@@ -9,7 +9,7 @@ const SPNEGO: &[u8] = &[0x2B, 0x06, 0x01, 0x05, 0x05, 0x02];
 /// 1.3.6.1.4.1.311.2.2.10, [MS-NLMP] 1.9
 pub(super) const NTLMSSP: &[u8] = &[0x2B, 0x06, 0x01, 0x04, 0x01, 0x82, 0x37, 0x02, 0x02, 0x0A];
 
-/// Mechanisms that we look at in one list; the rest is ignored. Windows offers four.
+/// Maximum number of mechanisms that we read from one list; the rest is ignored. Windows offers four.
 const MECHANISMS_MAX: usize = 16;
 
 /// [RFC 4178] 4.2.2 negState.
@@ -52,7 +52,7 @@ impl<'a> NegTokenInit<'a> {
         }
         let _req_flags = fields.optional(context(1))?;
         let mech_token = octets(fields.optional(context(2))?)?;
-        // negHints in a server's token ([MS-SPNG] 2.2.1), mechListMIC in a client's: meaningless this early.
+        // negHints in a server's token ([MS-SPNG] 2.2.1), mechListMIC in a client's: not meaningful this early.
         let _ = fields.optional(context(3))?;
         let _ = fields.optional(context(4))?;
         fields.finish()?;
@@ -60,7 +60,7 @@ impl<'a> NegTokenInit<'a> {
     }
 }
 
-/// Every later token, in both directions.
+/// Every later token, in either direction.
 #[derive(Debug, Default)]
 pub(super) struct NegTokenResp<'a> {
     pub(super) neg_state: Option<u8>,
@@ -112,7 +112,7 @@ pub(super) fn encode_mech_list(mech_types: &[&[u8]]) -> Vec<u8> {
     der::encode(der::SEQUENCE, &[&oids])
 }
 
-/// An initiator's first token, in its GSS-API frame.
+/// The initiator's first token, in its GSS-API frame.
 pub(super) fn encode_init(mech_list: &[u8], mech_token: Option<&[u8]>) -> Vec<u8> {
     frame_init(&[&der::encode(context(0), &[mech_list]), &field(2, der::OCTET_STRING, mech_token)])
 }
@@ -124,7 +124,7 @@ fn frame_init(fields: &[&[u8]]) -> Vec<u8> {
 
 /// The security buffer of a NEGOTIATE response: the mechanisms that we accept, Kerberos first ([MS-SMB2] 3.3.5.4, [MS-SPNG] 3.2.5.2).
 pub fn negotiate_hint(ntlm: bool, kerberos: bool) -> Vec<u8> {
-    // [MS-SPNG] 2.2.1: the hint's text is fixed and means nothing; Windows and Samba send it.
+    // [MS-SPNG] 2.2.1: the hint's text is fixed and has no meaning; Windows and Samba send it.
     let name = der::encode(der::GENERAL_STRING, &[b"not_defined_in_RFC4178@please_ignore"]);
     let hints = der::encode(der::SEQUENCE, &[&der::encode(context(0), &[&name])]);
     let mut mechanisms = Vec::new();

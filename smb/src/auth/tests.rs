@@ -1,4 +1,4 @@
-//! Whole exchanges between our two ends, and every way to spoil one.
+//! Complete exchanges between our two ends, and every way to break one.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ fn acceptor() -> Acceptor {
     acceptor_named(&[])
 }
 
-/// One that clients know by these names.
+/// An acceptor that clients know by these names.
 fn acceptor_named(target_names: &[&str]) -> Acceptor {
     let config = AcceptorConfig {
         nb_domain: "FOREBAY".into(),
@@ -49,7 +49,7 @@ fn lookup(user: &str, domain: &str) -> Vec<NtHash> {
     }
 }
 
-/// Runs an exchange to its end; `spoil` sees each token of the client, with its number, before it is sent.
+/// Runs an exchange to its end; `spoil` can modify each token of the client, with its number, before it is sent.
 fn converse(
     config: InitiatorConfig,
     mut spoil: impl FnMut(usize, &mut Vec<u8>),
@@ -136,7 +136,7 @@ fn wrong_password_and_unknown_user_are_the_same_error() {
         let wrong = InitiatorConfig { nt_hash: NtHash::from_password("wrong"), ..base.clone() };
         let unknown = InitiatorConfig { user: "guest".into(), ..base.clone() };
         let elsewhere = InitiatorConfig { domain: "Other".into(), ..base.clone() };
-        // The hash that stands in for users who do not exist opens nothing.
+        // The placeholder hash for unknown users does not authenticate.
         let unnamed =
             InitiatorConfig { user: "guest".into(), nt_hash: NtHash::from_bytes([0; 16]), ..base.clone() };
         for config in [wrong, unknown, elsewhere, unnamed] {
@@ -203,7 +203,7 @@ fn only_ntlm_v2_responses_are_looked_at() {
 
 #[test]
 fn a_changed_message_fails_its_mic() {
-    // Byte 12 of NEGOTIATE holds flags that change nothing here; of AUTHENTICATE take MIC, version and workstation.
+    // Byte 12 of NEGOTIATE holds flags that change nothing here; in AUTHENTICATE change MIC, version and workstation.
     for (message, at) in [(0, 15), (1, 64), (1, 72), (1, 87)] {
         let refused = refusal(bare(), |number, token| {
             if number == message {
@@ -212,7 +212,7 @@ fn a_changed_message_fails_its_mic() {
         });
         assert_eq!(refused, AuthError::LogonFailure, "message {message} byte {at}");
     }
-    // The response says that there is a MIC, under its own proof: taking it away is no way around.
+    // The response states that there is a MIC, protected by NTProofStr: removing the MIC is no way around it.
     let refused = refusal(bare(), |number, token| {
         if number == 1 {
             let flag =
@@ -326,7 +326,7 @@ fn recorded_lookup(_: &str, _: &str) -> Vec<NtHash> {
     vec![NtHash::from_password("Pässword")]
 }
 
-/// Recorded from pyspnego 0.12 (what smbprotocol uses), SPNEGO with mechListMIC, against this acceptor's fixed
+/// Recorded from pyspnego 0.12 (used by smbprotocol), SPNEGO with mechListMIC, against this acceptor's fixed
 /// challenge; it accepted our answers and computed the same session key.
 #[test]
 fn accepts_a_recorded_pyspnego_client() {
@@ -361,7 +361,7 @@ fn accepts_a_recorded_pyspnego_client() {
     assert_eq!(done.session_key.as_bytes()[..], hex("4620a6496815091ee0d44462a1306c2e"));
 }
 
-/// Recorded from impacket 0.13, which sends no MIC, no version, and its payload right behind the flags.
+/// Recorded from impacket 0.13, which sends no MIC, no version, and its payload directly after the flags.
 #[test]
 fn accepts_a_recorded_impacket_client() {
     let mut server = acceptor();
@@ -394,7 +394,7 @@ fn truncated_tokens_are_refused_at_every_length() {
     for spnego in [true, false] {
         let [first, last] = good_tokens(spnego);
         for len in 0..first.len() {
-            // NEGOTIATE's names are not read, so only its flags and what is before them must be there.
+            // NEGOTIATE's names are not read, so only its flags and the bytes before them are required.
             let fine = !spnego && len >= 16;
             assert_eq!(acceptor().step(&first[..len], &lookup).is_ok(), fine, "first cut to {len}");
         }
@@ -407,7 +407,7 @@ fn truncated_tokens_are_refused_at_every_length() {
 }
 
 proptest! {
-    /// Whatever is changed in AUTHENTICATE or its frame, no other user logs on and nothing panics.
+    /// For any change to AUTHENTICATE or its frame, no other user logs on and nothing panics.
     #[test]
     fn mutated_tokens_never_panic_nor_log_on_another(
         spnego: bool,

@@ -1,10 +1,10 @@
 //! AES-128-GMAC over scattered slices (SP800-38D) without copying the payload.
 //!
-//! The fast GCM that we have takes associated data in one piece only, and a message is headers here and payload there.
-//! Since GHASH is a polynomial in the hash key H, the pieces can be authenticated one by one and put together:
-//! with X the blocks of a piece, GHASH(X) = X1·H^n + … + Xn·H, and GHASH(A || B) = GHASH(A)·H^blocks(B) + GHASH(B).
-//! A piece's tag is (GHASH + lengths)·H + E(J0), and the last two terms are ours to compute, take off and put on.
-//! That costs a few multiplications per large piece in place of a copy. The pieces' tags stay inside.
+//! The fast GCM implementation accepts associated data only in one piece, but the headers and the payload of a message are in
+//! different places. Since GHASH is a polynomial in the hash key H, the pieces can be authenticated separately and combined:
+//! with X the blocks of a piece, GHASH(X) = X1·H^n + … + Xn·H, and GHASH(A || B) = GHASH(A)·H^blocks(B) + GHASH(B). A piece's
+//! tag is (GHASH + lengths)·H + E(J0). We can compute the last two terms, and therefore remove and add them. That costs a few
+//! multiplications per large piece instead of a copy. The tags of the pieces are never exposed.
 
 use aes::Aes128;
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
@@ -15,14 +15,14 @@ use zeroize::Zeroize;
 
 const BLOCK: usize = 16;
 
-/// Messages up to here are copied into one piece: that costs less than the multiplications (measured).
+/// Messages up to this length are copied into one piece: that costs less than the multiplications (measured).
 const COPIED_BYTES_MAX: usize = 16 * 1024;
-/// Most messages are shorter still, and need not clear a large buffer on the stack.
+/// Most messages are even shorter, and need not clear a large buffer on the stack.
 const COPIED_SMALL_BYTES_MAX: usize = 1024;
-/// In larger messages, neighbouring pieces shorter than half of this are copied together.
+/// In larger messages, adjacent pieces shorter than half of this are copied together.
 const GATHERED_BYTES_MAX: usize = 4096;
 
-/// H^(2^k) for k below this: messages up to 16 MiB less a block, which is what a frame can hold.
+/// H^(2^k) for k below this: for messages up to 16 MiB less one block, the maximum of a frame.
 const POWERS: usize = 20;
 const _: () = assert!(crate::limits::FRAME_BYTES_MAX as usize / BLOCK + GATHERED_BYTES_MAX < 1 << POWERS);
 
@@ -68,7 +68,7 @@ impl GmacKey {
         let mut sum = Sum { key: self, nonce, mask, value: [0; BLOCK] };
         for mut piece in pieces() {
             if piece.len() >= GATHERED_BYTES_MAX / 2 {
-                // What has been copied must end with a whole block before a piece can be taken where it lies.
+                // The copied bytes must end with a complete block before a piece can be processed in place.
                 let (missing, after) = piece.split_at(copied.len.next_multiple_of(BLOCK) - copied.len);
                 copied.append(missing);
                 sum.add(copied.filled());
@@ -108,7 +108,7 @@ impl GmacKey {
         tag.as_ref().try_into().expect("a GCM tag has 16 bytes")
     }
 
-    /// What the block of lengths adds to a tag: itself times H.
+    /// The contribution of the block of lengths to a tag: the block times H.
     fn lengths(&self, message_bytes: usize) -> Element {
         let mut block = [0; BLOCK];
         block[..8].copy_from_slice(&(message_bytes as u64 * 8).to_be_bytes());
@@ -125,7 +125,7 @@ struct Sum<'a> {
 }
 
 impl Sum<'_> {
-    /// Adds a piece of whole blocks; only the last piece may end within one, GCM fills it up with zeros.
+    /// Adds a piece of complete blocks; only the last piece can end within a block, which GCM pads with zeros.
     fn add(&mut self, piece: &[u8]) {
         if piece.is_empty() {
             return;
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn nist_vector() {
-        // GCM Test Case 1 of the GCM submission: no data at all, key and nonce zero.
+        // GCM Test Case 1 of the GCM submission: no data, key and nonce zero.
         let key = GmacKey::new(&[0; 16]);
         assert_eq!(key.tag([0; 12], &[], &[], &[])[..], hex("58e2fccefa7e3061367f1d57a4e7455a")[..]);
         // CAVS gcmEncryptExtIV128, PTlen 0, AADlen 128, count 0
@@ -211,7 +211,7 @@ mod tests {
             let key = GmacKey::new(&key);
             let expected = key.tag_of_one(nonce, &message);
             let mut at: Vec<usize> = cuts.drain(..).map(|cut| cut.index(len + 1)).collect();
-            // Large pieces behind a small one at every alignment.
+            // Large pieces after a small one at every alignment.
             at.push(near.min(len));
             at.sort_unstable();
             let mut pieces = Vec::new();

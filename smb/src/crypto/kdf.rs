@@ -7,7 +7,7 @@ use zeroize::Zeroize;
 
 use super::{Cipher, PreauthHash};
 
-/// `Session.SessionKey`: the first 16 bytes of what the authentication protocol exported, zero-padded on the right
+/// `Session.SessionKey`: the first 16 bytes of the key exported by the authentication protocol, zero-padded on the right
 /// ([MS-SMB2] 3.3.5.5.3). Wiped when dropped, never printed.
 #[derive(Clone)]
 pub struct SessionKey([u8; 16]);
@@ -39,7 +39,8 @@ impl fmt::Debug for SessionKey {
     }
 }
 
-/// A key for [`super::SealingKey`] or [`super::OpeningKey`], 16 or 32 bytes with its cipher. Wiped when dropped, never printed.
+/// A key for [`super::SealingKey`] or [`super::OpeningKey`], 16 or 32 bytes depending on its cipher. Wiped when dropped,
+/// never printed.
 #[derive(Clone)]
 pub struct CipherKey {
     cipher: Cipher,
@@ -47,7 +48,7 @@ pub struct CipherKey {
 }
 
 impl CipherKey {
-    /// A key of given bytes; `None` if their number is not what `cipher` needs.
+    /// Creates a key from bytes; `None` if their number does not match `cipher`.
     pub fn new(cipher: Cipher, key: &[u8]) -> Option<Self> {
         if key.len() != cipher.key_len() {
             return None;
@@ -57,7 +58,7 @@ impl CipherKey {
         Some(CipherKey { cipher, bytes })
     }
 
-    /// The cipher that the key is for.
+    /// The cipher for which the key is.
     pub fn cipher(&self) -> Cipher {
         self.cipher
     }
@@ -80,7 +81,7 @@ impl fmt::Debug for CipherKey {
     }
 }
 
-/// Which labels and contexts the dialect asks for ([MS-SMB2] 3.1.4.2).
+/// The labels and contexts that the dialect requires ([MS-SMB2] 3.1.4.2).
 #[derive(Clone, Copy, Debug)]
 pub enum KeyDerivation<'a> {
     /// Dialects 3.0 and 3.0.2: constant contexts.
@@ -112,7 +113,7 @@ pub fn signing_key(derivation: KeyDerivation<'_>, session_key: &SessionKey) -> S
     SessionKey(key)
 }
 
-/// `Session.ApplicationKey`, for the applications above SMB.
+/// `Session.ApplicationKey`, for the applications that use SMB.
 pub fn application_key(derivation: KeyDerivation<'_>, session_key: &SessionKey) -> SessionKey {
     let mut key = [0; 16];
     derivation.derive(&session_key.0, (b"SMB2APP\0", b"SmbRpc\0"), b"SMBAppKey\0", &mut key);
@@ -121,8 +122,8 @@ pub fn application_key(derivation: KeyDerivation<'_>, session_key: &SessionKey) 
 
 /// The key of frames from client to server: the server's `Session.DecryptionKey`.
 ///
-/// `full_session_key` is `Session.FullSessionKey`, the exported key uncut; only the 256-bit ciphers use more than
-/// its first 16 bytes.
+/// `full_session_key` is `Session.FullSessionKey`, the untruncated exported key; only the 256-bit ciphers use more than its
+/// first 16 bytes.
 pub fn client_to_server_key(
     derivation: KeyDerivation<'_>,
     full_session_key: &[u8],
@@ -214,7 +215,7 @@ mod tests {
             s2c(v311, &full, Cipher::Aes256Ccm),
             hex("10930a1a495e636a64e6cc1f73afbca04a9fb28b86c6c828ad73a95a2d58f0e9")
         );
-        // A 128-bit cipher's key comes from the first 16 bytes alone.
+        // A 128-bit cipher's key is derived from the first 16 bytes alone.
         assert_eq!(c2s(v311, &full, Cipher::Aes128Gcm), c2s(v311, &full[..16], Cipher::Aes128Gcm));
     }
 

@@ -1,6 +1,6 @@
 //! Key derivation, signing, sealing and preauthentication integrity ([MS-SMB2] 3.1.4).
 //!
-//! Nothing here draws randomness or keeps time: keys come from [`crate::auth`], nonces from a [`NonceSequence`]
+//! Nothing here generates random numbers or reads a clock: keys come from [`crate::auth`], nonces from a [`NonceSequence`]
 //! that the owner of the session seeds.
 
 mod gmac;

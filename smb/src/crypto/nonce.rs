@@ -2,10 +2,9 @@
 
 /// A sequence of nonces for one sealing key.
 ///
-/// All channels of a session seal with the same key ([MS-SMB2] 3.3.4.1.4), and a repeated GCM nonce gives the
-/// authentication key away. So each channel takes a sequence of its own, with a `channel` number that no other
-/// sequence under the same key has; the counter keeps nonces of one sequence apart. No state is shared between
-/// channels on the hot path.
+/// All channels of a session seal with the same key ([MS-SMB2] 3.3.4.1.4), and a repeated GCM nonce reveals the
+/// authentication key. Therefore each channel has its own sequence, with a `channel` number that no other sequence under the
+/// same key has; the counter distinguishes the nonces of one sequence. Channels share no state on the hot path.
 #[derive(Debug)]
 pub struct NonceSequence {
     channel: [u8; 3],
@@ -13,17 +12,17 @@ pub struct NonceSequence {
 }
 
 impl NonceSequence {
-    /// A sequence with a counter that starts at `start`. A random start (anywhere in the lower half, say) makes nonces hard
-    /// to predict; uniqueness does not depend on it.
+    /// Creates a sequence with a counter that starts at `start`. A random start (for example anywhere in the lower half)
+    /// makes nonces hard to predict; uniqueness does not depend on it.
     pub fn new(channel: [u8; 3], start: u64) -> Self {
         NonceSequence { channel, next: Some(start) }
     }
 
-    /// The next nonce. After the counter's last value the key is used up: a new session must be set up.
+    /// The next nonce. After the counter's last value the key is used up: a new session is required.
     pub fn next_nonce(&mut self) -> Result<Nonce, NonceExhausted> {
         let counter = self.next.ok_or(NonceExhausted)?;
         self.next = counter.checked_add(1);
-        // 11 bytes are what CCM takes; GCM's twelfth stays zero. [MS-SMB2] 2.2.41
+        // CCM takes 11 bytes; GCM's twelfth stays zero. [MS-SMB2] 2.2.41
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&counter.to_le_bytes());
         bytes[8..11].copy_from_slice(&self.channel);
@@ -31,7 +30,7 @@ impl NonceSequence {
     }
 }
 
-/// One nonce, to be used for one message: it can be neither copied nor cloned, and sealing consumes it.
+/// One nonce, for one message: it can be neither copied nor cloned, and sealing consumes it.
 #[derive(Debug)]
 pub struct Nonce(pub(super) [u8; 16]);
 

@@ -13,12 +13,12 @@ impl PreauthHash {
         PreauthHash([0; 64])
     }
 
-    /// Adds one whole message, from its SMB2 header to its end, without transport framing.
+    /// Adds one complete message, from its SMB2 header to its end, without transport framing.
     pub fn update(&mut self, message: &[u8]) {
         self.update_parts(&[message]);
     }
 
-    /// Adds one whole message that lies in several pieces.
+    /// Adds one complete message that consists of several pieces.
     pub fn update_parts(&mut self, message: &[&[u8]]) {
         let mut ctx = digest::Context::new(&digest::SHA512);
         ctx.update(&self.0);

@@ -24,7 +24,7 @@ const NONCE: std::ops::Range<usize> = 20..36;
 const ORIGINAL_MESSAGE_SIZE: std::ops::Range<usize> = 36..40;
 const FLAGS: std::ops::Range<usize> = 42..44;
 const SESSION_ID: std::ops::Range<usize> = 44..52;
-/// What is authenticated beside the message: everything from the nonce on.
+/// Authenticated in addition to the message: everything from the nonce on.
 const ASSOCIATED: std::ops::Range<usize> = 20..52;
 
 /// In 3.1.1 the flag `Encrypted`, in 3.0 and 3.0.2 the algorithm AES-128-CCM: the same number.
@@ -34,7 +34,7 @@ const FLAG_ENCRYPTED: u16 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Cipher {
-    /// AES-128-CCM: the only one of 3.0 and 3.0.2.
+    /// AES-128-CCM: the only cipher of 3.0 and 3.0.2.
     Aes128Ccm = 1,
     /// AES-128-GCM.
     Aes128Gcm = 2,
@@ -61,7 +61,7 @@ impl Cipher {
         self as u16
     }
 
-    /// As people write it: "AES-128-GCM".
+    /// The usual notation: "AES-128-GCM".
     pub fn name(self) -> &'static str {
         match self {
             Cipher::Aes128Ccm => "AES-128-CCM",
@@ -159,8 +159,7 @@ fn ccm_nonce(nonce: &[u8; 16]) -> Array<u8, U11> {
     Array(bytes)
 }
 
-/// Seals frames in one direction. Cheap to clone; clones share the key, so their nonces must come from sequences
-/// that never meet.
+/// Seals frames in one direction. Cheap to clone; clones share the key, so their nonces must come from disjoint sequences.
 #[derive(Clone)]
 pub struct SealingKey {
     aead: Arc<Aead>,
@@ -175,7 +174,7 @@ pub struct OpeningKey {
 }
 
 impl SealingKey {
-    /// A sealing key of derived key material.
+    /// Creates a sealing key from derived key material.
     pub fn new(key: &CipherKey) -> Self {
         SealingKey { aead: Aead::new(key), cipher: key.cipher() }
     }
@@ -185,13 +184,13 @@ impl SealingKey {
         self.cipher
     }
 
-    /// Bytes of a nonce of this cipher.
+    /// Length of a nonce of this cipher in bytes.
     pub fn nonce_len(&self) -> usize {
         self.aead.nonce_len()
     }
 
-    /// Encrypts payload that goes by RDMA where it lies: the nonce, of which the first [`Self::nonce_len`] bytes count, and
-    /// the tag, which vouches for nothing beside the payload. [MS-SMB2] 3.3.5.12
+    /// Encrypts payload for a transfer by RDMA in place. Returns the nonce, of which the first [`Self::nonce_len`] bytes are
+    /// used, and the tag, which authenticates only the payload. [MS-SMB2] 3.3.5.12
     pub fn seal_payload(
         &self,
         nonce: Nonce,
@@ -203,8 +202,8 @@ impl SealingKey {
         Ok((bytes, tag))
     }
 
-    /// Encrypts `message` (one SMB2 message or compound, from its header on) where it lies and gives the
-    /// TRANSFORM_HEADER to send before it. [MS-SMB2] 3.1.4.3
+    /// Encrypts `message` (one SMB2 message or compound, starting with its header) in place and returns the TRANSFORM_HEADER
+    /// to send before it. [MS-SMB2] 3.1.4.3
     pub fn seal_in_place(
         &self,
         nonce: Nonce,
@@ -214,7 +213,7 @@ impl SealingKey {
         let size = u32::try_from(message.len()).map_err(|_| SealError::TooLong)?;
         let mut header = [0; TRANSFORM_HEADER_LEN];
         header[..4].copy_from_slice(&PROTOCOL_ID);
-        // The field's tail beyond the cipher's nonce stays zero: receivers may check it.
+        // The rest of the field after the cipher's nonce stays zero: receivers may check it.
         let nonce_len = self.nonce_len();
         header[NONCE][..nonce_len].copy_from_slice(&nonce.0[..nonce_len]);
         header[ORIGINAL_MESSAGE_SIZE].copy_from_slice(&size.to_le_bytes());
@@ -227,7 +226,7 @@ impl SealingKey {
 }
 
 impl OpeningKey {
-    /// An opening key of derived key material.
+    /// Creates an opening key from derived key material.
     pub fn new(key: &CipherKey) -> Self {
         OpeningKey { aead: Aead::new(key), cipher: key.cipher() }
     }
@@ -237,13 +236,12 @@ impl OpeningKey {
         self.cipher
     }
 
-    /// Bytes of a nonce of this cipher.
+    /// Length of a nonce of this cipher in bytes.
     pub fn nonce_len(&self) -> usize {
         self.aead.nonce_len()
     }
 
-    /// Checks and decrypts payload that came by RDMA where it lies; after an error it must not be used.
-    /// [MS-SMB2] 3.3.5.13
+    /// Verifies and decrypts payload received by RDMA in place; after an error it must not be used. [MS-SMB2] 3.3.5.13
     pub fn open_payload(&self, nonce: &[u8], tag: &[u8; 16], payload: &mut [u8]) -> Result<(), OpenError> {
         if nonce.len() != self.nonce_len() {
             return Err(OpenError::Malformed("a nonce of another length"));
@@ -253,8 +251,8 @@ impl OpeningKey {
         self.aead.open(&whole, &[], tag, payload).ok_or(OpenError::NotAuthentic)
     }
 
-    /// Checks and decrypts `frame` (TRANSFORM_HEADER and ciphertext, nothing more) where it lies and gives the
-    /// message. On an error the frame's contents are unspecified and must not be used. [MS-SMB2] 3.3.5.2.1.1
+    /// Verifies and decrypts `frame` (TRANSFORM_HEADER and ciphertext only) in place and returns the message. On an error the
+    /// frame's contents are unspecified and must not be used. [MS-SMB2] 3.3.5.2.1.1
     pub fn open_in_place<'a>(&self, frame: &'a mut [u8]) -> Result<&'a mut [u8], OpenError> {
         let sealed = SealedFrame::parse(frame)?;
         let (header, message) = frame.split_at_mut(TRANSFORM_HEADER_LEN);
@@ -277,7 +275,7 @@ impl fmt::Debug for OpeningKey {
     }
 }
 
-/// The checked TRANSFORM_HEADER of a whole encrypted frame; says which session's key opens it.
+/// The checked TRANSFORM_HEADER of a complete encrypted frame; identifies the session with the key that opens it.
 #[derive(Clone, Copy, Debug)]
 pub struct SealedFrame {
     signature: [u8; 16],
@@ -287,12 +285,12 @@ pub struct SealedFrame {
 }
 
 impl SealedFrame {
-    /// Whether a frame claims to be encrypted: its first four bytes.
+    /// Whether a frame claims to be encrypted, by its first four bytes.
     pub fn claims(frame: &[u8]) -> bool {
         frame.starts_with(&PROTOCOL_ID)
     }
 
-    /// Checks everything that can be checked without a key.
+    /// Performs all checks that are possible without a key.
     pub fn parse(frame: &[u8]) -> Result<Self, OpenError> {
         let header: &[u8; TRANSFORM_HEADER_LEN] =
             frame.first_chunk().ok_or(OpenError::Malformed("too short"))?;
@@ -327,13 +325,13 @@ pub enum SealError {
     TooLong,
 }
 
-/// A frame cannot be opened. Either way the connection is of no more use ([MS-SMB2] 3.3.5.2.1.1).
+/// A frame cannot be opened. In either case the connection is unusable ([MS-SMB2] 3.3.5.2.1.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// The header is wrong: how.
+    /// The header is invalid; the string describes how.
     #[error("malformed transform header: {0}")]
     Malformed(&'static str),
-    /// Header, ciphertext, key and authentication tag do not belong together.
+    /// Header, ciphertext, key and authentication tag do not match.
     #[error("encrypted frame is not authentic")]
     NotAuthentic,
 }
@@ -364,7 +362,7 @@ mod tests {
         frame
     }
 
-    /// SP800-38C example 1 has nonces of 7 bytes; RFC 3610's of 13. With 11 bytes there is no published example, so
+    /// SP800-38C example 1 has nonces of 7 bytes; RFC 3610's have 13. There is no published example with 11 bytes, so the
     /// expected values are from pyca/cryptography 50 (OpenSSL), for CCM and GCM alike: tag, SHA-256 of the ciphertext.
     #[test]
     fn seals_as_an_independent_implementation_does() {
@@ -401,7 +399,7 @@ mod tests {
         }
     }
 
-    /// SP800-38D with no plaintext is in `gmac`; here test case 4 of the GCM submission, with both.
+    /// SP800-38D without plaintext is tested in `gmac`; here test case 4 of the GCM submission, with both.
     #[test]
     fn gcm_of_the_submission() {
         let key =

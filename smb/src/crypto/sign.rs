@@ -25,7 +25,7 @@ const COMMAND_CANCEL: u16 = 0x000C;
 pub enum SigningAlgorithm {
     /// HMAC-SHA256: dialects 2.0.2 and 2.1.
     HmacSha256 = 0,
-    /// AES-128-CMAC: what the 3.x dialects use unless they negotiate.
+    /// AES-128-CMAC: the default of the 3.x dialects without negotiation.
     AesCmac = 1,
     /// AES-128-GMAC: 3.1.1, by negotiation.
     AesGmac = 2,
@@ -56,8 +56,8 @@ enum Mac {
 
 /// Signs and verifies the messages of one session or channel. Cheap to clone.
 ///
-/// A message is given as slices in order; the first one holds at least the whole SMB2 header. The signature field
-/// counts as zero whatever it holds. In a compound each message is signed by itself, with the padding that follows it.
+/// A message is given as slices in order; the first contains at least the whole SMB2 header. The signature field counts as
+/// zero regardless of its contents. In a compound each message is signed separately, with the padding that follows it.
 #[derive(Clone)]
 pub struct SigningKey {
     mac: Arc<Mac>,
@@ -65,8 +65,8 @@ pub struct SigningKey {
 }
 
 impl SigningKey {
-    /// A key that signs with `key` itself: what dialects 2.0.2 and 2.1 do with the session key, and what the 3.x
-    /// dialects do with a key derived by [`super::signing_key`].
+    /// Creates a key that signs with `key` itself: dialects 2.0.2 and 2.1 use the session key, the 3.x dialects a key derived
+    /// by [`super::signing_key`].
     pub fn new(algorithm: SigningAlgorithm, key: &SessionKey) -> Self {
         const LEN: &str = "a SessionKey has 16 bytes, as AES-128 needs";
         let mac = match algorithm {
@@ -81,7 +81,7 @@ impl SigningKey {
         SigningKey { mac: Arc::new(mac), algorithm }
     }
 
-    /// Derives the 3.x signing key of a session or channel and takes it into use.
+    /// Derives the 3.x signing key of a session or channel and creates a key from it.
     pub fn derive(
         algorithm: SigningAlgorithm,
         derivation: KeyDerivation<'_>,
@@ -104,7 +104,7 @@ impl SigningKey {
         self.sign_split(first, rest)
     }
 
-    /// Sets SMB2_FLAGS_SIGNED, signs, and puts the signature into the header.
+    /// Sets SMB2_FLAGS_SIGNED, signs, and stores the signature in the header.
     ///
     /// # Panics
     /// If `first` is shorter than an SMB2 header.
@@ -114,8 +114,8 @@ impl SigningKey {
         first[SIGNATURE].copy_from_slice(&signature);
     }
 
-    /// Whether the signature in the header is right. Takes the same time wherever it differs.
-    /// A first part shorter than an SMB2 header is never right.
+    /// Whether the signature in the header is correct. Takes constant time, regardless of where it differs. False if the
+    /// first part is shorter than an SMB2 header.
     pub fn verify(&self, parts: &[&[u8]]) -> bool {
         match parts.split_first() {
             Some((first, rest)) if first.len() >= HEADER_LEN => {
@@ -126,18 +126,18 @@ impl SigningKey {
         }
     }
 
-    /// Whether [`Self::sign_payload`] looks at the nonce.
+    /// Whether [`Self::sign_payload`] uses the nonce.
     pub fn takes_nonce(&self) -> bool {
         self.algorithm == SigningAlgorithm::AesGmac
     }
 
-    /// The signature of payload that goes by RDMA: of that alone, without a header. With AES-GMAC no other signature under
-    /// this key, of payload or message, may have this nonce. [MS-SMB2] 3.3.5.12
+    /// The signature of payload transferred by RDMA: of the payload alone, without a header. With AES-GMAC no other signature
+    /// under this key, of payload or message, may use this nonce. [MS-SMB2] 3.3.5.12
     pub fn sign_payload(&self, nonce: [u8; 12], payload: &[u8]) -> [u8; 16] {
         self.mac(nonce, &[], payload, &[])
     }
 
-    /// Whether a signature is that of the payload. Takes the same time wherever it differs. [MS-SMB2] 3.3.5.13
+    /// Whether a signature matches the payload. Takes constant time, regardless of where it differs. [MS-SMB2] 3.3.5.13
     pub fn verify_payload(&self, nonce: [u8; 12], payload: &[u8], signature: &[u8; 16]) -> bool {
         constant_time::verify_slices_are_equal(&self.sign_payload(nonce, payload), signature).is_ok()
     }
@@ -215,7 +215,7 @@ mod tests {
         message
     }
 
-    /// RFC 4493 section 4: the primitive that the rest stands on.
+    /// RFC 4493 section 4: the primitive on which the rest is built.
     #[test]
     fn cmac_of_rfc_4493() {
         let key = cmac::Key::new(cmac::AES_128, &hex("2b7e151628aed2a6abf7158809cf4f3c")).expect("16 bytes");
@@ -265,7 +265,7 @@ mod tests {
                     "bbfbf99d518dcf1384290c76acbb180f",
                 ],
             ),
-            // CANCEL has a bit of its own in GMAC's nonce.
+            // CANCEL has its own bit in GMAC's nonce.
             (
                 12,
                 8,
@@ -301,7 +301,7 @@ mod tests {
             for (algorithm, expected) in ALGORITHMS.into_iter().zip(expected) {
                 let key = key(algorithm);
                 assert_eq!(key.sign(&[&message])[..], hex(expected), "{algorithm:?} of {payload}");
-                // As the server sends it: headers apart from the payload, padding at the end.
+                // As the server sends it: headers separate from the payload, padding at the end.
                 let (first, rest) = message.split_at(message.len().min(80));
                 let (payload, padding) = rest.split_at(rest.len().saturating_sub(3));
                 assert_eq!(key.sign(&[first, payload, padding])[..], hex(expected), "{algorithm:?} in parts");
@@ -315,7 +315,7 @@ mod tests {
             let key = key(algorithm);
             let mut message = message(9, 0, 20_000);
             let (first, rest) = message.split_at_mut(112);
-            // Rubbish in the field must not matter.
+            // Arbitrary bytes in the field must not matter.
             first[SIGNATURE].fill(0xEE);
             key.sign_in_place(first, &[rest]);
             assert_eq!(first[FLAGS] & FLAG_SIGNED, FLAG_SIGNED);

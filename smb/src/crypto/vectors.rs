@@ -1,4 +1,4 @@
-//! What the tests of this crate share: vectors as text, messages by formula.
+//! Shared by the tests of this crate: vectors as text, generated messages.
 
 /// Bytes of hexadecimal digits.
 pub(crate) fn hex(text: &str) -> Vec<u8> {
@@ -8,7 +8,7 @@ pub(crate) fn hex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// The payload that the expected values were computed over.
+/// The payload from which the expected values were computed.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 7 + 3) as u8).collect()
 }

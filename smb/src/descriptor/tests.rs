@@ -29,7 +29,7 @@ fn of_each_right_the_first_entry_decides() {
     let (allow_read, deny_read) = (Ace::allow(owner.clone(), READ | WRITE), deny(owner.clone(), READ));
     assert_eq!(list(vec![allow_read.clone(), deny_read.clone()]), READ | WRITE);
     assert_eq!(list(vec![deny_read, allow_read.clone()]), WRITE);
-    // Entries that are for others, or for what will be made, do not count.
+    // Entries for other users, or only for new objects, do not count.
     assert_eq!(list(vec![Ace::allow(Sid::unix_user(1), READ)]), AccessMask::empty());
     assert_eq!(list(vec![with_flags(allow_read, AceFlags::INHERIT_ONLY)]), AccessMask::empty());
     for sid in [Sid::unix_group(100), Sid::everyone(), of_everyone()[1].clone()] {
@@ -83,7 +83,7 @@ fn the_null_list_grants_everything_and_damage_nothing() {
     assert_eq!(Kept::new(SecurityDescriptor::default()), None);
 }
 
-/// Flags of an entry of the directory, of that of a new file, and of those of a new directory.
+/// Flags of an entry of the directory, of the inherited entry of a new file, and of those of a new directory.
 type Inherits<'a> = (AceFlags, Option<AceFlags>, &'a [AceFlags]);
 
 #[test]
@@ -116,7 +116,7 @@ fn entries_are_passed_on_as_their_flags_say() {
         assert_eq!(passed_on(&above, false), expected(of_file.as_slice()), "{flags:?}");
         assert_eq!(passed_on(&above, true), expected(of_directory), "{flags:?}");
     }
-    // CREATOR OWNER: the user who makes it, and in a directory for what is made there as well.
+    // CREATOR OWNER: the user who creates it, and in a directory also of objects created there later.
     let both = file | directory;
     let above = kept(vec![with_flags(Ace::allow(creator(0), AccessMask::GENERIC_READ), both)]);
     let own = Ace::allow(Sid::unix_user(1000), AccessMask::FILE_GENERIC_READ);
@@ -135,7 +135,7 @@ fn what_a_maker_gives_takes_the_place_of_what_is_inherited() {
     let owner = Kept::new(owner).expect("kept");
     let new = Kept::of_new(Some(&owner), Some(&above), false, OF).expect("kept");
     assert_eq!((aces(&new).len(), &new.descriptor().owner), (1, &Some(Sid::everyone())));
-    // Inheritance that was said to be automatic shows.
+    // Automatic inheritance is recorded in the flags if requested.
     let automatic = Control::DACL_AUTO_INHERITED | Control::DACL_COMPUTED_INHERITANCE_REQUIRED;
     for (control, automatic) in [(automatic, true), (Control::DACL_AUTO_INHERITED, false)] {
         let given = SecurityDescriptor { control, ..above.descriptor().clone() };
@@ -153,7 +153,7 @@ fn what_could_not_be_read_again_is_not_stored() {
         with_flags(Ace::allow(creator(0), READ), AceFlags::OBJECT_INHERIT | AceFlags::CONTAINER_INHERIT);
     let above = kept(vec![creator; 1000]);
     assert!(above.encode().is_ok());
-    // An entry for the directory itself, and one that it passes on.
+    // One entry for the directory itself, and one to pass on.
     let below = Kept::of_new(None, Some(&above), true, OF).expect("inherited");
     assert_eq!((aces(&below).len(), below.encode()), (2000, Err(NtStatus::INSUFFICIENT_RESOURCES)));
     let longest = Sid { identifier_authority: 5, sub_authorities: vec![u32::MAX; 15] };

@@ -1,4 +1,4 @@
-//! Network Data Representation ([C706] chapter 14): the few constructions that the interfaces here use.
+//! Network Data Representation ([C706] chapter 14): the few constructs that the interfaces here use.
 
 use crate::wire::cursor::{Put, Reader, align, len_u32};
 use crate::wire::{Fault, Malformed, utf16};
@@ -18,7 +18,7 @@ impl<'a> Parameters<'a> {
         self.0.get()
     }
 
-    /// A pointer; whether it points to something.
+    /// A pointer; returns whether it is not null.
     pub(super) fn pointer(&mut self) -> Result<bool, Malformed> {
         Ok(self.u32()? != 0)
     }
@@ -55,15 +55,15 @@ impl Results {
         self
     }
 
-    /// A pointer to what follows when its place comes.
+    /// A pointer to a value that follows later.
     pub(super) fn pointer(&mut self) -> &mut Self {
-        // As Windows numbers them; only zero has a meaning.
+        // Numbered as by Windows; only zero has a meaning.
         let referent = 0x0002_0000 + 4 * self.pointers;
         self.pointers += 1;
         self.u32(referent)
     }
 
-    /// A pointer to nothing.
+    /// A null pointer.
     pub(super) fn null(&mut self) -> &mut Self {
         self.u32(0)
     }

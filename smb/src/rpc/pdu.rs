@@ -27,25 +27,25 @@ const LAST_FRAG: u8 = 0x02;
 const OBJECT_UUID: u8 = 0x80;
 const WHOLE: u8 = FIRST_FRAG | LAST_FRAG;
 
-/// Bytes of the header that all have in common.
+/// Bytes of the common header.
 pub(super) const HEADER_LEN: usize = 16;
 /// Bytes of a response before its stub data.
 const RESPONSE_HEADER_LEN: usize = HEADER_LEN + 8;
-/// The longest that is sent and the longest that clients are asked to send: what Windows names for pipes.
+/// The longest PDU that is sent and that clients are asked to send: the value that Windows uses for pipes.
 pub(super) const FRAGMENT_BYTES_MAX: usize = 4280;
-/// `MustRecvFragSize`: every implementation takes as much ([C706] 12.6.2).
+/// `MustRecvFragSize`: every implementation accepts this length ([C706] 12.6.2).
 const FRAGMENT_BYTES_MIN: usize = 1432;
 /// Reason of a BIND_NAK: the authentication type is not recognized ([MS-RPCE] 2.2.2.5).
 pub(super) const AUTHENTICATION_NOT_RECOGNIZED: u16 = 8;
 /// `packed_drep` of little-endian integers, ASCII and IEEE numbers.
 const LITTLE_ENDIAN: [u8; 4] = [0x10, 0, 0, 0];
-/// `assoc_group_id`: there is one group for all, without meaning.
+/// `assoc_group_id`: one group for all clients, without meaning.
 const GROUP: u32 = 0x53f0;
 
-/// An interface, or how data are encoded: `p_syntax_id_t`.
+/// An interface, or an encoding of data: `p_syntax_id_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Syntax {
-    /// As on the wire.
+    /// In wire format.
     uuid: [u8; 16],
     version: u32,
 }
@@ -55,7 +55,7 @@ impl Syntax {
     /// NDR, version 2 ([C706] appendix I).
     const NDR: Self = Self::new(0x8a88_5d04_1ceb_11c9_9fe8_0800_2b10_4860, 2, 0);
 
-    /// `uuid` as it is written.
+    /// `uuid` in its textual order.
     pub(super) const fn new(uuid: u128, major: u16, minor: u16) -> Self {
         let b = uuid.to_be_bytes();
         // The first three parts are integers.
@@ -76,19 +76,19 @@ impl Syntax {
     }
 }
 
-/// What all have in common.
+/// The common header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     pub(super) packet_type: PacketType,
     flags: u8,
-    /// The whole length, from [`HEADER_LEN`] to [`FRAGMENT_BYTES_MAX`].
+    /// The total length, from [`HEADER_LEN`] to [`FRAGMENT_BYTES_MAX`].
     pub(super) fragment_len: u16,
     pub(super) auth_len: u16,
     pub(super) call_id: u32,
 }
 
 impl Header {
-    /// `None` where that is not all of it.
+    /// `None` if the header is incomplete.
     pub(super) fn parse(bytes: &[u8]) -> Result<Option<Self>, Malformed> {
         if bytes.len() < HEADER_LEN {
             return Ok(None);
@@ -156,13 +156,13 @@ impl Bind {
         Ok(Self { max_recv_frag, contexts })
     }
 
-    /// The longest that may be sent to this client.
+    /// The longest PDU to send to this client.
     pub(super) fn fragment_bytes_max(&self) -> usize {
         usize::from(self.max_recv_frag).clamp(FRAGMENT_BYTES_MIN, FRAGMENT_BYTES_MAX)
     }
 }
 
-/// What becomes of a presentation context: `p_result_t`.
+/// The result for a presentation context: `p_result_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ContextResult {
     Accepted,
@@ -171,7 +171,7 @@ pub(super) enum ContextResult {
     TooMany,
 }
 
-/// A part of a request ([C706] 12.6.4.9).
+/// A fragment of a request ([C706] 12.6.4.9).
 pub(super) struct Fragment<'a> {
     pub(super) context_id: u16,
     pub(super) opnum: u16,
@@ -222,7 +222,7 @@ pub(super) fn bind_ack(
     align(&mut out, 0, 4);
     out.put_u32(len_u32(results.len()));
     for result in results {
-        // `provider_rejection`, and why.
+        // `provider_rejection`, and the reason.
         let (result, reason, encoding) = match result {
             ContextResult::Accepted => (0, 0, Syntax::NDR),
             ContextResult::UnknownInterface => (2, 1, Syntax::NONE),
@@ -240,7 +240,7 @@ pub(super) fn bind_ack(
 pub(super) fn bind_nak(call_id: u32, reason: u16) -> Vec<u8> {
     let mut out = begin(PacketType::BIND_NAK, WHOLE, call_id);
     out.put_u16(reason);
-    // The versions that are spoken: 5.0.
+    // The supported versions: 5.0.
     out.extend_from_slice(&[1, 5, 0]);
     align(&mut out, 0, 4);
     end(out)
@@ -257,7 +257,7 @@ pub(super) fn fault(call_id: u32, context_id: u16, status: u32) -> Vec<u8> {
     end(out)
 }
 
-/// RESPONSE ([C706] 12.6.4.10), in as many PDUs as it takes.
+/// RESPONSE ([C706] 12.6.4.10), in as many PDUs as needed.
 pub(super) fn response(call_id: u32, context_id: u16, stub: &[u8], bytes_max: usize) -> Vec<Vec<u8>> {
     // [C706] 12.6.3.1: stub data continue at a multiple of 8.
     let most = (bytes_max - RESPONSE_HEADER_LEN) & !7;

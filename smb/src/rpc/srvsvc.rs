@@ -1,4 +1,4 @@
-//! The server service ([MS-SRVS]): which shares there are, and what the server is.
+//! The server service ([MS-SRVS]): lists the shares, and describes the server.
 
 use super::ndr::{Parameters, Results};
 use super::pdu::Syntax;
@@ -19,7 +19,7 @@ const NERR_NET_NAME_NOT_FOUND: u32 = 2310;
 
 /// PLATFORM_ID_NT ([MS-SRVS] 2.2.2.6).
 pub(super) const PLATFORM_ID: u32 = 500;
-/// The version that clients take a server of SMB 3.1.1 to be: Windows 10.0.
+/// The version that clients associate with a server of SMB 3.1.1: Windows 10.0.
 pub(super) const VERSION: (u32, u32) = (10, 0);
 /// SV_TYPE_WORKSTATION, _SERVER, _XENIX_SERVER, _NT, _SERVER_NT ([MS-SRVS] 2.2.2.7).
 const SERVER_TYPE: u32 = 0x0000_9803;
@@ -27,7 +27,7 @@ const SERVER_TYPE: u32 = 0x0000_9803;
 pub(super) fn call(opnum: u16, stub: &[u8], exposed: &Exposed) -> Result<Vec<u8>, FaultStatus> {
     let mut parameters = Parameters::new(stub);
     let mut results = Results::default();
-    // ServerName, which the connection has said already.
+    // ServerName, which the connection has determined already.
     let _ = match opnum {
         SHARE_ENUM | SHARE_GET_INFO | SERVER_GET_INFO => parameters.optional_string()?,
         _ => return Err(FaultStatus::OP_RANGE),
@@ -41,7 +41,7 @@ pub(super) fn call(opnum: u16, stub: &[u8], exposed: &Exposed) -> Result<Vec<u8>
     Ok(results.into_stub())
 }
 
-/// What a level of information on shares is for.
+/// Checks an information level for shares.
 fn checked_level(level: u32) -> Result<u32, u32> {
     match level {
         0 | 1 | 501 => Ok(level),
@@ -51,7 +51,7 @@ fn checked_level(level: u32) -> Result<u32, u32> {
     }
 }
 
-/// NetrShareEnum ([MS-SRVS] 3.1.4.8). The list is short: PreferedMaximumLength and ResumeHandle do not divide it.
+/// NetrShareEnum ([MS-SRVS] 3.1.4.8). The list is short: PreferedMaximumLength and ResumeHandle do not split it.
 fn share_enum(
     parameters: &mut Parameters<'_>,
     results: &mut Results,
@@ -122,7 +122,7 @@ fn share_get_info(
     })
 }
 
-/// SHARE_INFO_0, _1 and _501 ([MS-SRVS] 2.2.4.22, 2.2.4.23, 2.2.4.25) without what they point to.
+/// SHARE_INFO_0, _1 and _501 ([MS-SRVS] 2.2.4.22, 2.2.4.23, 2.2.4.25) without the values that they point to.
 fn share_fixed(results: &mut Results, share: &Share, level: u32) {
     results.pointer();
     if level == 0 {

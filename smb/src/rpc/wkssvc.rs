@@ -1,4 +1,4 @@
-//! The workstation service ([MS-WKST]): what the server is called.
+//! The workstation service ([MS-WKST]): reports the server's name.
 
 use super::ndr::{Parameters, Results};
 use super::pdu::Syntax;
@@ -20,7 +20,7 @@ pub(super) fn call(opnum: u16, stub: &[u8], exposed: &Exposed) -> Result<Vec<u8>
     let mut results = Results::default();
     results.u32(level);
     let status = match level {
-        // WKSTA_INFO_100 ([MS-WKST] 2.2.5.1). A server that is in no domain is one of its own, as in NTLM.
+        // WKSTA_INFO_100 ([MS-WKST] 2.2.5.1). A server without a domain is its own domain, as in NTLM.
         100 => {
             results.pointer().u32(PLATFORM_ID).pointer().pointer().u32(VERSION.0).u32(VERSION.1);
             results.string(&exposed.server_name).string(&exposed.server_name);

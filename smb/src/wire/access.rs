@@ -3,7 +3,7 @@
 use super::newtype::open_flags;
 
 open_flags!(
-    /// Rights to a file, pipe or directory ([MS-SMB2] 2.2.13.1). The directory names are other names of the same bits.
+    /// Rights to a file, pipe or directory ([MS-SMB2] 2.2.13.1). The names for directories are aliases of the same bits.
     AccessMask(u32) {
         FILE_READ_DATA = 0x0000_0001, FILE_WRITE_DATA = 0x0000_0002, FILE_APPEND_DATA = 0x0000_0004,
         FILE_READ_EA = 0x0000_0008, FILE_WRITE_EA = 0x0000_0010, FILE_EXECUTE = 0x0000_0020,
@@ -16,26 +16,26 @@ open_flags!(
 );
 
 impl AccessMask {
-    /// Of a directory: list its entries.
+    /// For a directory: list its entries.
     pub const FILE_LIST_DIRECTORY: Self = Self::FILE_READ_DATA;
-    /// Of a directory: create files.
+    /// For a directory: create files.
     pub const FILE_ADD_FILE: Self = Self::FILE_WRITE_DATA;
-    /// Of a directory: create directories.
+    /// For a directory: create directories.
     pub const FILE_ADD_SUBDIRECTORY: Self = Self::FILE_APPEND_DATA;
-    /// Of a directory: pass through it.
+    /// For a directory: traverse it.
     pub const FILE_TRAVERSE: Self = Self::FILE_EXECUTE;
-    /// Every right to a file ([MS-SMB2] 2.2.13.1.1, what GENERIC_ALL maps to).
+    /// Every right to a file ([MS-SMB2] 2.2.13.1.1; GENERIC_ALL maps to it).
     pub const FILE_ALL_ACCESS: Self = Self(0x001f_01ff);
-    /// What GENERIC_READ maps to.
+    /// GENERIC_READ maps to it.
     pub const FILE_GENERIC_READ: Self = Self(0x0012_0089);
-    /// What GENERIC_WRITE maps to.
+    /// GENERIC_WRITE maps to it.
     pub const FILE_GENERIC_WRITE: Self = Self(0x0012_0116);
-    /// What GENERIC_EXECUTE maps to.
+    /// GENERIC_EXECUTE maps to it.
     pub const FILE_GENERIC_EXECUTE: Self = Self(0x0012_00a0);
-    /// Bits that mean nothing and that Windows answers with STATUS_ACCESS_DENIED.
+    /// Bits without a meaning, which Windows refuses with STATUS_ACCESS_DENIED.
     pub const RESERVED: Self = Self(0x0ce0_fe00);
 
-    /// The generic rights replaced by what they stand for; MAXIMUM_ALLOWED is kept.
+    /// Replaces the generic rights by the rights that they map to; MAXIMUM_ALLOWED is kept.
     #[must_use]
     pub const fn map_generic(self) -> Self {
         let mut mask = self.0 & 0x0fff_ffff;

@@ -1,4 +1,4 @@
-//! CANCEL ([MS-SMB2] 2.2.30): names the request to cancel in its header and is never answered.
+//! CANCEL ([MS-SMB2] 2.2.30): identifies the request to cancel in its header and is never answered.
 
 use super::Malformed;
 use super::cursor::{Put, Reader};

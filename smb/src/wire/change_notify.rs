@@ -54,7 +54,7 @@ impl Request {
     }
 }
 
-/// What changed ([MS-SMB2] 2.2.36): a list of [`super::fscc::notify::FileNotifyInformation`].
+/// Changes ([MS-SMB2] 2.2.36): a list of [`super::fscc::notify::FileNotifyInformation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Response<'a> {

@@ -6,7 +6,7 @@ use super::{FileAttributes, FileTime, Malformed};
 use crate::ids::FileId;
 
 open_flags!(
-    /// `Flags`, both ways.
+    /// `Flags`, in both directions.
     Flags(u16) { POSTQUERY_ATTRIB = 0x0001 }
 );
 
@@ -36,7 +36,7 @@ impl Request {
     }
 }
 
-/// What the file was like at the end ([MS-SMB2] 2.2.16): all zero unless [`Flags::POSTQUERY_ATTRIB`] is set.
+/// Final attributes of the file ([MS-SMB2] 2.2.16): all zero unless [`Flags::POSTQUERY_ATTRIB`] is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Response {

@@ -1,4 +1,4 @@
-//! Splitting a frame into its messages, and putting them together ([MS-SMB2] 3.3.5.2.7, 3.2.4.1.4).
+//! Splits a frame into its messages, and combines messages into a frame ([MS-SMB2] 3.3.5.2.7, 3.2.4.1.4).
 
 use std::ops::Range;
 
@@ -6,8 +6,8 @@ use super::cursor::{Reader, align, patch_u32};
 use super::header::NEXT_COMMAND_OFFSET;
 use super::{Fault, HEADER_LEN, Malformed};
 
-/// The messages of `frame`, as ranges of it. Each holds at least a header; padding belongs to the message before it,
-/// because signatures cover it. The first error ends the iteration: what follows cannot be found.
+/// The messages of `frame`, as ranges of it. Each contains at least a header; padding belongs to the preceding message,
+/// because signatures cover it. The first error ends the iteration: later messages cannot be located.
 #[must_use]
 pub const fn split(frame: &[u8]) -> Messages<'_> {
     Messages { frame, start: Some(0) }
@@ -42,7 +42,7 @@ impl Messages<'_> {
         if next == 0 {
             return Ok(start..self.frame.len());
         }
-        // [MS-SMB2] 2.2.1: NextCommand is aligned to eight bytes. At least a header comes before and behind it.
+        // [MS-SMB2] 2.2.1: NextCommand is aligned to eight bytes. At least a header comes before and after it.
         if !next.is_multiple_of(8) || next < HEADER_LEN {
             return Err(malformed(Fault::Offset));
         }
@@ -54,7 +54,7 @@ impl Messages<'_> {
     }
 }
 
-/// Ends the message that begins at `start` of `frame` so that another may follow: pads it to eight bytes and writes its
+/// Ends the message that begins at `start` of `frame` so that another can follow: pads it to eight bytes and writes its
 /// `NextCommand`. Sign after this, not before.
 pub fn chain(frame: &mut Vec<u8>, start: usize) {
     align(frame, start, 8);

@@ -55,13 +55,13 @@ pub struct Request<'a> {
     pub share_access: ShareAccess,
     pub create_disposition: CreateDisposition,
     pub create_options: CreateOptions,
-    /// Relative to the share, components parted by `\`, none in front; empty for the root of the share.
+    /// Relative to the share, components separated by `\`, without a leading one; empty for the root of the share.
     pub name: String,
     pub contexts: Vec<RequestContext<'a>>,
 }
 
 impl<'a> Request<'a> {
-    /// Reads a message from its SMB2 header on. [`Fault::Surrogate`] and [`Fault::OddString`] are about the name.
+    /// Reads a message from its SMB2 header on. [`Fault::Surrogate`] and [`Fault::OddString`] refer to the name.
     pub fn parse(msg: &'a [u8]) -> Result<Self, Malformed> {
         let mut r = Reader::body(msg, 57, "create request")?;
         r.skip(1)?;
@@ -118,7 +118,7 @@ impl<'a> Request<'a> {
         zeros(out, 8);
         utf16::encode(&self.name, out);
         if self.name.is_empty() {
-            // [MS-SMB2] 2.2.13: the buffer holds at least one byte.
+            // [MS-SMB2] 2.2.13: the buffer contains at least one byte.
             zeros(out, 1);
         }
         if !self.contexts.is_empty() {
@@ -133,7 +133,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The file that was opened ([MS-SMB2] 2.2.14).
+/// The opened file ([MS-SMB2] 2.2.14).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Response<'a> {
@@ -205,7 +205,7 @@ impl<'a> Response<'a> {
         let contexts_at = out.len();
         zeros(out, 8);
         if !self.contexts.is_empty() {
-            // The fixed part is 88 bytes: aligned already.
+            // The fixed part is 88 bytes and therefore already aligned.
             let contexts = out.len();
             let offset = offset_from_header(out, start);
             create_context::encode_response_chain(&self.contexts, out);

@@ -1,4 +1,4 @@
-//! Create contexts ([MS-SMB2] 2.2.13.2, 2.2.14.2). One name means one thing in a request and another in a response, so
+//! Create contexts ([MS-SMB2] 2.2.13.2, 2.2.14.2). The same name has different meanings in a request and in a response, so
 //! there are two enumerations.
 
 use super::cursor::{Put, Reader, align, patch_u16, patch_u32, zeros};
@@ -7,7 +7,7 @@ use super::{AccessMask, Fault, FileTime, Malformed, limits};
 use crate::ids::FileId;
 use crate::status::NtStatus;
 
-/// Names of contexts, as they lie on the wire.
+/// Names of contexts, in wire format.
 pub mod name {
     #![allow(missing_docs, reason = "the names are the specification's")]
     pub const EA_BUFFER: &[u8] = b"ExtA";
@@ -28,7 +28,7 @@ pub mod name {
 }
 
 open_flags!(
-    /// What a lease lets a client cache ([MS-SMB2] 2.2.13.2.8).
+    /// What a lease allows a client to cache ([MS-SMB2] 2.2.13.2.8).
     LeaseState(u32) { READ_CACHING = 0x01, HANDLE_CACHING = 0x02, WRITE_CACHING = 0x04 }
 );
 open_flags!(
@@ -40,7 +40,7 @@ open_flags!(
     DurableFlags(u32) { PERSISTENT = 0x02 }
 );
 
-/// Version 2 of a lease: what version 1 lacks.
+/// The fields that version 2 of a lease adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct LeaseV2 {
@@ -48,21 +48,21 @@ pub struct LeaseV2 {
     pub epoch: u16,
 }
 
-/// A lease, asked for or granted, both versions ([MS-SMB2] 2.2.13.2.8, 2.2.13.2.10).
+/// A lease, requested or granted, in either version ([MS-SMB2] 2.2.13.2.8, 2.2.13.2.10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Lease {
     pub lease_key: [u8; 16],
     pub lease_state: LeaseState,
     pub lease_flags: LeaseFlags,
-    /// There if this is version 2.
+    /// Present in version 2.
     pub v2: Option<LeaseV2>,
 }
 
 impl Lease {
     fn parse(data: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader::new(data, "lease context");
-        // [MS-SMB2] 3.3.5.9.8, 3.3.5.9.11: the length gives the version; any other is an error.
+        // [MS-SMB2] 3.3.5.9.8, 3.3.5.9.11: the length determines the version; any other is an error.
         if data.len() != 32 && data.len() != 52 {
             return Err(r.fault(Fault::StructureSize));
         }
@@ -100,32 +100,32 @@ pub enum RequestContext<'a> {
     EaBuffer(&'a [u8]),
     /// `SecD`: a security descriptor for the new file.
     SdBuffer(&'a [u8]),
-    /// `DHnQ`: keep the open over a disconnect.
+    /// `DHnQ`: keep the open across a disconnect.
     DurableHandleRequest,
-    /// `DHnC`: give me back my open.
+    /// `DHnC`: reconnect to an open.
     DurableHandleReconnect(FileId),
     /// `AlSi`: `AllocationSize`.
     AllocationSize(u64),
-    /// `MxAc`: what may I do? With a time, only if the file changed since.
+    /// `MxAc`: query the maximal access. With a time, only if the file has changed since.
     QueryMaximalAccess(Option<FileTime>),
-    /// `TWrp`: the file as it was in this snapshot.
+    /// `TWrp`: open the file as of this snapshot.
     TimewarpToken(FileTime),
-    /// `QFid`: which file is this on disk?
+    /// `QFid`: query the file's id on disk.
     QueryOnDiskId,
     /// `RqLs`: both versions.
     Lease(Lease),
     /// `DH2Q`.
     DurableHandleRequestV2 {
-        /// Milliseconds; zero leaves it to the server.
+        /// Milliseconds; zero leaves the choice to the server.
         timeout_ms: u32,
         /// Durable or persistent.
         flags: DurableFlags,
-        /// Names the create, so that a replay is recognised.
+        /// Identifies the create, so that a replay is recognised.
         create_guid: [u8; 16],
     },
     /// `DH2C`.
     DurableHandleReconnectV2 {
-        /// The open of old; only its persistent half counts.
+        /// The previous open; only its persistent half counts.
         file_id: FileId,
         /// As in the request that created it.
         create_guid: [u8; 16],
@@ -146,7 +146,7 @@ pub enum RequestContext<'a> {
         /// The mode bits.
         mode: u32,
     },
-    /// Any other, to be ignored ([MS-SMB2] 3.3.5.9).
+    /// Any other context; ignored ([MS-SMB2] 3.3.5.9).
     Unknown {
         /// `Name`.
         name: &'a [u8],
@@ -296,10 +296,10 @@ pub enum ResponseContext<'a> {
         reparse_tag: u32,
         /// The mode bits.
         mode: u32,
-        /// SIDs of the owner and the group, one behind the other.
+        /// SIDs of the owner and the group, one after the other.
         sids: &'a [u8],
     },
-    /// Any other.
+    /// Any other context.
     Unknown {
         /// `Name`.
         name: &'a [u8],
@@ -377,7 +377,7 @@ impl<'a> ResponseContext<'a> {
     }
 }
 
-/// Bytes before name and data of each context.
+/// Bytes before the name and data of each context.
 const FIXED_LEN: usize = 16;
 
 fn parse_chain<'a, T>(
@@ -397,7 +397,7 @@ fn parse_chain<'a, T>(
         r.skip(2)?;
         let data_offset = r.get::<u16>()?;
         let data_len = r.get::<u32>()?;
-        // [MS-SMB2] 2.2.13.2: the next context begins aligned, behind this one; name and data lie before it.
+        // [MS-SMB2] 2.2.13.2: the next context begins aligned, after this one; name and data are before it.
         if next != 0 && (next < FIXED_LEN || !next.is_multiple_of(8) || next > rest.len()) {
             return Err(r.fault(Fault::Offset));
         }
@@ -439,7 +439,7 @@ fn encode_chain<'c, 'a: 'c>(
         encode_data(out);
         let len = out.len() - data;
         if len == 0 {
-            // Windows gives an absent part the offset zero, and no padding for it.
+            // Windows sets the offset of an absent part to zero, without padding.
             out.truncate(name_end);
         } else {
             patch_u16(out, start + 10, data - start);

@@ -1,4 +1,4 @@
-//! Reading and writing of little-endian fields with bounds checked in one place.
+//! Reads and writes little-endian fields, with bounds checks in one place.
 
 use super::{Fault, HEADER_LEN, Malformed};
 use crate::ids::FileId;
@@ -36,7 +36,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
-        // The position never exceeds the length except for a message shorter than its header.
+        // The position exceeds the length only for a message shorter than its header.
         let rest = self.bytes.get(self.position..).ok_or(self.fault(Fault::Truncated))?;
         let taken = rest.get(..len).ok_or(self.fault(Fault::Truncated))?;
         self.position += len;
@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
         self.take(len).map(drop)
     }
 
-    /// All that is left.
+    /// All remaining bytes.
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         let rest = self.bytes.get(self.position..).unwrap_or_default();
         self.position = self.bytes.len();
@@ -71,8 +71,8 @@ impl<'a> Reader<'a> {
         self.position
     }
 
-    /// A variable part named by offset (from the start of `bytes`) and length. It lies behind everything read so far:
-    /// an offset into the header or the fixed part is a lie. Without a length the offset means nothing.
+    /// A variable part given by offset (from the start of `bytes`) and length. It follows everything read so far: an offset
+    /// into the header or the fixed part is invalid. Without a length the offset has no meaning.
     pub(crate) fn variable(&self, offset: usize, len: usize) -> Result<&'a [u8], Malformed> {
         if len == 0 {
             return Ok(&[]);
@@ -88,7 +88,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// As [`Reader::variable`], for a part that goes to the end.
+    /// As [`Reader::variable`], for a part that extends to the end.
     pub(crate) fn variable_to_end(&self, offset: usize) -> Result<&'a [u8], Malformed> {
         let len = self.bytes.len().saturating_sub(offset);
         if len == 0 {
@@ -127,7 +127,7 @@ impl<const N: usize> Field for [u8; N] {
     }
 }
 
-/// One byte; anything but zero is true, as Windows reads it.
+/// One byte; any value except zero is true, as in Windows.
 impl Field for bool {
     fn read(r: &mut Reader<'_>) -> Result<Self, Malformed> {
         Ok(r.get::<u8>()? != 0)
@@ -147,7 +147,7 @@ impl Field for FileId {
     }
 }
 
-/// Appending to a message.
+/// Appends to a message.
 pub(crate) trait Put {
     fn put<T: Field>(&mut self, value: T);
     fn put_u16(&mut self, value: u16);
@@ -173,7 +173,7 @@ pub(crate) fn zeros(out: &mut Vec<u8>, count: usize) {
     out.resize(out.len() + count, 0);
 }
 
-/// Zeros up to a multiple of `alignment` counted from `start`.
+/// Appends zeros up to a multiple of `alignment` counted from `start`.
 pub(crate) fn align(out: &mut Vec<u8>, start: usize, alignment: usize) {
     let len = out.len() - start;
     zeros(out, len.next_multiple_of(alignment) - len);
@@ -196,8 +196,8 @@ pub(crate) fn patch_u32(out: &mut [u8], at: usize, value: usize) {
     out[at..at + 4].copy_from_slice(&value.to_le_bytes());
 }
 
-/// A length as the wire holds it. Callers bound what they encode; a longer part would be a bug, and is cut to a length
-/// the peer rejects rather than wrapped to one it believes.
+/// A length in its wire format. Callers limit the parts that they encode. A longer part would be a bug; its length is clamped
+/// to a value that the peer rejects rather than wrapped to one that it accepts.
 pub(crate) fn len_u16(len: usize) -> u16 {
     u16::try_from(len).unwrap_or(u16::MAX)
 }

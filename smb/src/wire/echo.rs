@@ -1,4 +1,4 @@
-//! ECHO ([MS-SMB2] 2.2.28, 2.2.29): nothing but a structure size, both ways.
+//! ECHO ([MS-SMB2] 2.2.28, 2.2.29): only a structure size in both directions.
 
 use super::Malformed;
 use super::cursor::{Put, Reader};

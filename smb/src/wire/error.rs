@@ -13,9 +13,9 @@ open_enum!(
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Response<'a> {
-    /// Contexts in `error_data`; zero before dialect 3.1.1, where the data stand bare.
+    /// Contexts in `error_data`; zero before dialect 3.1.1, which has the data without a context.
     pub error_context_count: u8,
-    /// Empty, or what [`ErrorContext::encode_list`] or [`SymbolicLinkError::encode`] wrote.
+    /// Empty, or the output of [`ErrorContext::encode_list`] or [`SymbolicLinkError::encode`].
     pub error_data: &'a [u8],
 }
 
@@ -37,7 +37,7 @@ impl<'a> Response<'a> {
         out.put(len_u32(self.error_data.len()));
         out.extend_from_slice(self.error_data);
         if self.error_data.is_empty() {
-            // [MS-SMB2] 2.2.2: one byte, which ByteCount does not count.
+            // [MS-SMB2] 2.2.2: one byte, which ByteCount does not include.
             zeros(out, 1);
         }
     }
@@ -70,7 +70,7 @@ impl<'a> ErrorContext<'a> {
         Ok(contexts)
     }
 
-    /// Appends contexts, to become the data of a response.
+    /// Appends contexts, as the error data of a response.
     pub fn encode_list(contexts: &[Self], out: &mut Vec<u8>) {
         let start = out.len();
         for context in contexts {
@@ -86,11 +86,11 @@ const SYMLINK_ERROR_TAG: u32 = 0x4c4d_5953;
 /// `Flags`: the target is relative to the link ([MS-SMB2] 2.2.2.2.1).
 pub const SYMLINK_FLAG_RELATIVE: u32 = 1;
 
-/// With STATUS_STOPPED_ON_SYMLINK: where the link leads ([MS-SMB2] 2.2.2.2.1).
+/// Sent with STATUS_STOPPED_ON_SYMLINK: the target of the link ([MS-SMB2] 2.2.2.2.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct SymbolicLinkError {
-    /// Bytes of UTF-16 of the path behind the link.
+    /// Bytes of UTF-16 of the path after the link.
     pub unparsed_path_length: u16,
     pub flags: u32,
     pub substitute_name: String,

@@ -12,14 +12,14 @@ const TICKS_PER_S: i128 = 10_000_000;
 pub struct FileTime(pub u64);
 
 impl FileTime {
-    /// In SET_INFO: leave this time alone ([MS-FSCC] 2.4.7).
+    /// In SET_INFO: leave this time unchanged ([MS-FSCC] 2.4.7).
     pub const UNCHANGED: Self = Self(0);
     /// In SET_INFO: stop updating this time by further operations on this handle ([MS-FSCC] 2.4.7).
     pub const FREEZE: Self = Self(u64::MAX);
     /// In SET_INFO: resume updating this time ([MS-FSCC] 2.4.7).
     pub const THAW: Self = Self(u64::MAX - 1);
 
-    /// From Unix time, rounded down to 100 ns; times before 1601 become zero, times past what fits the last one.
+    /// Converts from Unix time, rounded down to 100 ns. Times before 1601 become zero, times beyond the range the last one.
     #[must_use]
     pub const fn from_unix(seconds: i64, nanoseconds: u32) -> Self {
         let ticks = (seconds as i128 + UNIX_EPOCH_S as i128) * TICKS_PER_S + (nanoseconds / 100) as i128;
@@ -32,7 +32,7 @@ impl FileTime {
         }
     }
 
-    /// To Unix time: seconds, and nanoseconds within the second.
+    /// Converts to Unix time: seconds, and nanoseconds within the second.
     #[must_use]
     pub const fn to_unix(self) -> (i64, u32) {
         let seconds = (self.0 / TICKS_PER_S as u64) as i64 - UNIX_EPOCH_S;

@@ -4,7 +4,7 @@ use super::Malformed;
 use super::cursor::{Put, Reader, zeros};
 use crate::ids::FileId;
 
-/// The file to make durable ([MS-SMB2] 2.2.17).
+/// The file to flush to stable storage ([MS-SMB2] 2.2.17).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Request {
@@ -27,7 +27,7 @@ impl Request {
     }
 }
 
-/// Done ([MS-SMB2] 2.2.18).
+/// Success ([MS-SMB2] 2.2.18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Response;
 

@@ -9,17 +9,17 @@ use crate::status::NtStatus;
 pub const HEADER_LEN: usize = 64;
 /// The first four bytes of an SMB2 message.
 pub const PROTOCOL_ID: [u8; 4] = *b"\xfeSMB";
-/// Where `Status` lies in a header.
+/// Offset of `Status` in a header.
 pub const STATUS_OFFSET: usize = 8;
-/// Where `Flags` lies in a header.
+/// Offset of `Flags` in a header.
 pub const FLAGS_OFFSET: usize = 16;
-/// Where `NextCommand` lies in a header.
+/// Offset of `NextCommand` in a header.
 pub const NEXT_COMMAND_OFFSET: usize = 20;
-/// Where `MessageId` lies in a header.
+/// Offset of `MessageId` in a header.
 pub const MESSAGE_ID_OFFSET: usize = 24;
-/// Where `Signature` lies in a header.
+/// Offset of `Signature` in a header.
 pub const SIGNATURE_OFFSET: usize = 48;
-/// The message id of everything that is no answer to a request: break notifications ([MS-SMB2] 2.2.23.1).
+/// The message id of all messages that do not answer a request: break notifications ([MS-SMB2] 2.2.23.1).
 pub const UNSOLICITED_MESSAGE_ID: u64 = u64::MAX;
 
 open_enum!(
@@ -41,12 +41,12 @@ open_flags!(
     }
 );
 
-/// The eight bytes that [`HeaderFlags::ASYNC_COMMAND`] switches.
+/// The eight bytes that depend on [`HeaderFlags::ASYNC_COMMAND`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ids {
     /// [MS-SMB2] 2.2.1.2.
     Sync {
-        /// Reserved; clients put a process number or 0xFEFF here.
+        /// Reserved; clients set a process number or 0xFEFF here.
         process_id: u32,
         /// `TreeId`.
         tree_id: u32,
@@ -58,7 +58,7 @@ pub enum Ids {
     },
 }
 
-/// The SMB2 packet header, both kinds.
+/// The SMB2 packet header, sync or async.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// `CreditCharge`; zero in dialect 2.0.2.
@@ -71,7 +71,7 @@ pub struct Header {
     pub credits: u16,
     /// `Flags`. [`HeaderFlags::ASYNC_COMMAND`] follows [`Header::ids`] when encoded.
     pub flags: HeaderFlags,
-    /// `NextCommand`: bytes to the next header of the compound, zero in the last.
+    /// `NextCommand`: bytes to the next header of the compound, zero in the last message.
     pub next_command: u32,
     /// `MessageId`.
     pub message_id: u64,
@@ -84,7 +84,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// A request with nothing but a command and a number.
+    /// A request with only a command and a message id.
     #[must_use]
     pub const fn request(command: Command, message_id: u64) -> Self {
         Self {
@@ -101,7 +101,7 @@ impl Header {
         }
     }
 
-    /// The header of the answer to this request: no credits, not signed, not compounded; the caller sets those.
+    /// The header of the response to this request: no credits, not signed, not compounded; the caller sets those.
     #[must_use]
     pub fn response(&self, status: NtStatus) -> Self {
         Self {
@@ -109,7 +109,7 @@ impl Header {
             status,
             command: self.command,
             credits: 0,
-            // [MS-SMB2] 3.3.4.1: what the request said about relation and priority stays.
+            // [MS-SMB2] 3.3.4.1: the response keeps the request's flags for relation and priority.
             flags: HeaderFlags::SERVER_TO_REDIR
                 | (self.flags & (HeaderFlags::RELATED_OPERATIONS | HeaderFlags::PRIORITY_MASK)),
             next_command: 0,
@@ -192,7 +192,7 @@ impl Header {
         self.status.0 as u16
     }
 
-    /// `TreeId`, or zero in an async header, which has none.
+    /// `TreeId`, or zero for an async header, which has none.
     #[must_use]
     pub const fn tree_id(&self) -> u32 {
         match self.ids {
@@ -210,7 +210,7 @@ impl Header {
         }
     }
 
-    /// Whether a server sent this.
+    /// Whether a server sent this message.
     #[must_use]
     pub const fn is_response(&self) -> bool {
         self.flags.contains(HeaderFlags::SERVER_TO_REDIR)

@@ -18,11 +18,11 @@ pub struct Request<'a> {
     pub ctl_code: FsctlCode,
     pub file_id: FileId,
     pub input: &'a [u8],
-    /// Most bytes of input that may come back.
+    /// Maximum bytes of input in the response.
     pub max_input_response: u32,
-    /// Empty from every client.
+    /// Empty in the requests of all clients.
     pub output: &'a [u8],
-    /// Most bytes of output that may come back.
+    /// Maximum bytes of output in the response.
     pub max_output_response: u32,
     pub flags: Flags,
 }
@@ -77,13 +77,13 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The control's result ([MS-SMB2] 2.2.32).
+/// The result of the control ([MS-SMB2] 2.2.32).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Response<'a> {
     pub ctl_code: FsctlCode,
     pub file_id: FileId,
-    /// Only pass-through controls send input back; empty from us.
+    /// Only pass-through controls return input; we send none.
     pub input: &'a [u8],
     pub output: &'a [u8],
     pub flags: u32,
@@ -130,7 +130,7 @@ impl<'a> Response<'a> {
     }
 }
 
-/// Input then output, the output aligned ([MS-SMB2] 2.2.32). Offsets are given even for empty buffers, as Windows does.
+/// Input, then output, the output aligned ([MS-SMB2] 2.2.32). Offsets are set even for empty buffers, as by Windows.
 fn encode_buffers(out: &mut Vec<u8>, start: usize, input: (usize, &[u8]), output: (usize, &[u8])) {
     for (at, buffer) in [input, output] {
         align(out, start, 8);

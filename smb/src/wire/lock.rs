@@ -25,8 +25,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Reads a message from its SMB2 header on. No range at all is well formed; the engine refuses it
-    /// ([MS-SMB2] 3.3.5.14).
+    /// Reads a message from its SMB2 header on. A message without ranges is well formed; the engine refuses it ([MS-SMB2]
+    /// 3.3.5.14).
     pub fn parse(msg: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader::body(msg, 48, "lock request")?;
         let count = r.get::<u16>()?;
@@ -63,7 +63,7 @@ impl Request {
     }
 }
 
-/// Done ([MS-SMB2] 2.2.27).
+/// Success ([MS-SMB2] 2.2.27).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Response;
 

@@ -1,4 +1,4 @@
-//! LOGOFF ([MS-SMB2] 2.2.7, 2.2.8): nothing but a structure size, both ways.
+//! LOGOFF ([MS-SMB2] 2.2.7, 2.2.8): only a structure size in both directions.
 
 use super::Malformed;
 use super::cursor::{Put, Reader};

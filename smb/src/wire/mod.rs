@@ -1,9 +1,9 @@
 //! Messages of [MS-SMB2] and information classes of [MS-FSCC].
 //!
-//! `Request::parse` and `Response::parse` take a message that starts at its SMB2 header, because the offsets inside count
-//! from there; variable parts are borrowed. `encode` appends the body only, and assumes that a header of [`HEADER_LEN`]
-//! bytes directly precedes it. Nothing here allocates more than a small multiple of what the peer sent.
-//! Enumerations keep unknown values; reserved fields are ignored when read and zero when written.
+//! `Request::parse` and `Response::parse` take a message that starts at its SMB2 header, because the offsets in it count from
+//! there; variable parts are borrowed. `encode` appends the body only, and assumes that a header of [`HEADER_LEN`] bytes
+//! directly precedes it. Nothing here allocates more than a small multiple of the bytes that the peer sent. Enumerations keep
+//! unknown values; reserved fields are ignored on read and zero on write.
 
 pub mod access;
 pub mod cancel;
@@ -47,40 +47,40 @@ pub use header::{Command, HEADER_LEN, Header, HeaderFlags, Ids};
 pub use negotiate::{Capabilities, Dialect, SecurityMode};
 pub use negotiate_context::NegotiateContext;
 
-/// Bytes that break the rules of their structure: where, in what, and how.
+/// Bytes that violate the rules of their structure: location, structure and fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{fault} in {what} at offset {offset}")]
 pub struct Malformed {
     /// What is wrong.
     pub fault: Fault,
-    /// The structure that was being read.
+    /// The structure being read.
     pub what: &'static str,
-    /// Bytes from the start of the message or buffer that was given.
+    /// Bytes from the start of the given message or buffer.
     pub offset: u32,
 }
 
-/// The ways to be malformed.
+/// Kinds of malformed input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// Fewer bytes than the structure or its lengths need.
     #[error("truncated")]
     Truncated,
-    /// `StructureSize` is not what the specification fixes.
+    /// `StructureSize` differs from the specification's value.
     #[error("bad structure size")]
     StructureSize,
-    /// An offset points where its target cannot lie, or is not aligned.
+    /// An offset points outside the valid range of its target, or is not aligned.
     #[error("bad offset")]
     Offset,
     /// UTF-16 with an odd number of bytes.
     #[error("odd string length")]
     OddString,
-    /// UTF-16 with an unpaired surrogate: well-formed message, impossible name.
+    /// UTF-16 with an unpaired surrogate: the message is well formed, the name is invalid.
     #[error("unpaired surrogate")]
     Surrogate,
     /// A field has a value that the specification excludes.
     #[error("bad value")]
     Value,
-    /// Not the protocol expected.
+    /// Not the expected protocol.
     #[error("bad protocol id")]
     ProtocolId,
     /// More elements than [`limits`] allows.

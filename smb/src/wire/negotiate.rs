@@ -14,7 +14,7 @@ open_enum!(
 );
 
 impl Dialect {
-    /// As people write it: "3.1.1".
+    /// The usual notation: "3.1.1".
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -41,22 +41,22 @@ open_flags!(
     }
 );
 
-/// What a client asks for ([MS-SMB2] 2.2.3).
+/// The client's offer ([MS-SMB2] 2.2.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Request<'a> {
     pub security_mode: SecurityMode,
     pub capabilities: Capabilities,
     pub client_guid: [u8; 16],
-    /// `ClientStartTime`, reserved; only there if 3.1.1 is not among the dialects.
+    /// `ClientStartTime`, reserved; only present if 3.1.1 is not among the dialects.
     pub client_start_time: FileTime,
     pub dialects: Vec<Dialect>,
-    /// `NegotiateContextList`; only there if 3.1.1 is among the dialects.
+    /// `NegotiateContextList`; only present if 3.1.1 is among the dialects.
     pub contexts: Vec<NegotiateContext<'a>>,
 }
 
 impl<'a> Request<'a> {
-    /// Reads a message from its SMB2 header on. No dialect at all is well formed: the engine answers
+    /// Reads a message from its SMB2 header on. A message without dialects is well formed: the engine answers
     /// STATUS_INVALID_PARAMETER ([MS-SMB2] 3.3.5.4).
     pub fn parse(msg: &'a [u8]) -> Result<Self, Malformed> {
         let mut r = Reader::body(msg, 36, "negotiate request")?;
@@ -105,7 +105,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What the server chose ([MS-SMB2] 2.2.4).
+/// The server's choice ([MS-SMB2] 2.2.4).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Response<'a> {
@@ -119,7 +119,7 @@ pub struct Response<'a> {
     pub system_time: FileTime,
     pub server_start_time: FileTime,
     pub security_buffer: &'a [u8],
-    /// Only there in dialect 3.1.1.
+    /// Only present in dialect 3.1.1.
     pub contexts: Vec<NegotiateContext<'a>>,
 }
 
@@ -176,7 +176,7 @@ impl<'a> Response<'a> {
         out.put(self.max_write_size);
         out.put(self.system_time);
         out.put(self.server_start_time);
-        // The buffer's offset is given even if it is empty: some clients check it all the same.
+        // The buffer's offset is set even if it is empty: some clients check it nevertheless.
         out.put(len_u16(offset_from_header(out, start) + 8));
         out.put(len_u16(self.security_buffer.len()));
         let contexts_at = out.len();

@@ -66,9 +66,9 @@ pub enum NegotiateContext<'a> {
         /// `CompressionAlgorithms`.
         algorithms: Vec<CompressionAlgorithm>,
     },
-    /// [MS-SMB2] 2.2.3.1.4: the name of the server that the client meant, UTF-16LE.
+    /// [MS-SMB2] 2.2.3.1.4: the name of the client's intended server, UTF-16LE.
     Netname {
-        /// `NetName`, undecoded: a server ignores it.
+        /// `NetName`, not decoded: a server ignores it.
         name: &'a [u8],
     },
     /// [MS-SMB2] 2.2.3.1.5.
@@ -88,10 +88,10 @@ pub enum NegotiateContext<'a> {
     },
     /// The POSIX extensions ([SMB2-POSIX]).
     Posix {
-        /// Versions asked for, each a GUID; see [`POSIX_CREATE_TAG`].
+        /// Requested versions, each a GUID; see [`POSIX_CREATE_TAG`].
         data: &'a [u8],
     },
-    /// Any other, to be ignored ([MS-SMB2] 3.3.5.4).
+    /// Any other context; ignored ([MS-SMB2] 3.3.5.4).
     Unknown {
         /// `ContextType`.
         context_type: ContextType,
@@ -206,8 +206,8 @@ pub(crate) fn parse_list<'a>(
     if count == 0 {
         return Ok(Vec::new());
     }
-    // [MS-SMB2] 2.2.3: the list is aligned to eight bytes. Samba insists as well; smbprotocol 1.17 misplaces it when asked
-    // to offer an even number of dialects; by default it offers five.
+    // [MS-SMB2] 2.2.3: the list is aligned to eight bytes. Samba requires it as well. smbprotocol 1.17 misplaces the list if
+    // configured to offer an even number of dialects; by default it offers five.
     if !offset.is_multiple_of(8) {
         return Err(body.fault(Fault::Offset));
     }
@@ -223,7 +223,7 @@ pub fn parse_contexts(list: &[u8], count: u16) -> Result<Vec<NegotiateContext<'_
     let mut contexts = Vec::new();
     for index in 0..count {
         if index > 0 {
-            // Padding counts from the start of the list, and follows every context but the last.
+            // Padding counts from the start of the list, and follows every context except the last.
             r.skip(r.position().next_multiple_of(8) - r.position())?;
         }
         let context_type = r.get()?;

@@ -1,4 +1,4 @@
-//! Integers of the wire as types. Unknown values are kept, never rejected: what they mean is the engine's business.
+//! Integers of the wire as types. Unknown values are kept, never rejected: the engine interprets them.
 
 /// An enumeration that keeps unknown values.
 macro_rules! open_enum {
@@ -71,13 +71,13 @@ macro_rules! open_flags {
                 self.0 & other.0 != 0
             }
 
-            /// These bits less those of `other`.
+            /// These bits without those of `other`.
             #[must_use]
             pub const fn without(self, other: Self) -> Self {
                 Self(self.0 & !other.0)
             }
 
-            /// Both sets together; `|` in constants.
+            /// Union of both sets; `|` in constants.
             #[must_use]
             pub const fn union(self, other: Self) -> Self {
                 Self(self.0 | other.0)
@@ -170,7 +170,7 @@ macro_rules! layout {
             /// Bytes on the wire.
             pub const LEN: usize = $len;
 
-            /// Reads the structure from the start of `bytes`; what follows it is ignored.
+            /// Reads the structure from the start of `bytes`; bytes after it are ignored.
             pub fn parse(bytes: &[u8]) -> Result<Self, $crate::wire::Malformed> {
                 $crate::wire::cursor::Reader::new(bytes, stringify!($name)).get()
             }

@@ -1,5 +1,5 @@
 //! OPLOCK_BREAK ([MS-SMB2] 2.2.23 to 2.2.25): notification by the server, acknowledgment by the client, response by the
-//! server; of oplocks and of leases. The structure size distinguishes them.
+//! server; for oplocks and for leases. The structure size distinguishes them.
 
 use super::create::OplockLevel;
 use super::create_context::LeaseState;
@@ -17,7 +17,7 @@ const OPLOCK_SIZE: u16 = 24;
 const LEASE_NOTIFICATION_SIZE: u16 = 44;
 const LEASE_ACKNOWLEDGMENT_SIZE: u16 = 36;
 
-/// An oplock break, all three ways ([MS-SMB2] 2.2.23.1, 2.2.24.1, 2.2.25.1).
+/// An oplock break, in all three messages ([MS-SMB2] 2.2.23.1, 2.2.24.1, 2.2.25.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct OplockBreak {
@@ -25,7 +25,7 @@ pub struct OplockBreak {
     pub file_id: FileId,
 }
 
-/// A lease is to be given up in part ([MS-SMB2] 2.2.23.2).
+/// A request to give up a part of a lease ([MS-SMB2] 2.2.23.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct LeaseBreakNotification {
@@ -43,7 +43,7 @@ pub struct LeaseBreakNotification {
     pub share_mask_hint: ShareAccess,
 }
 
-/// The client's answer and the server's answer to that ([MS-SMB2] 2.2.24.2, 2.2.25.2).
+/// The client's acknowledgment and the server's response to it ([MS-SMB2] 2.2.24.2, 2.2.25.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct LeaseBreakAcknowledgment {
@@ -122,12 +122,12 @@ fn structure_size(msg: &[u8]) -> Result<u16, Malformed> {
 const UNKNOWN_SIZE: Malformed =
     Malformed { fault: Fault::StructureSize, what: "oplock break", offset: HEADER_LEN as u32 };
 
-/// What the server sends unasked.
+/// An unsolicited message from the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notification {
-    /// Of an oplock.
+    /// For an oplock.
     Oplock(OplockBreak),
-    /// Of a lease.
+    /// For a lease.
     Lease(LeaseBreakNotification),
 }
 
@@ -153,9 +153,9 @@ impl Notification {
 /// The client's acknowledgment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Of an oplock.
+    /// For an oplock.
     Oplock(OplockBreak),
-    /// Of a lease.
+    /// For a lease.
     Lease(LeaseBreakAcknowledgment),
 }
 

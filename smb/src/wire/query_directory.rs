@@ -11,7 +11,7 @@ open_flags!(
     Flags(u8) { RESTART_SCANS = 0x01, RETURN_SINGLE_ENTRY = 0x02, INDEX_SPECIFIED = 0x04, REOPEN = 0x10 }
 );
 
-/// Entries wanted ([MS-SMB2] 2.2.33).
+/// Requested entries ([MS-SMB2] 2.2.33).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Request {
@@ -57,15 +57,15 @@ impl Request {
     }
 }
 
-/// Entries ([MS-SMB2] 2.2.34), in the layout of the class that was asked for: [`super::fscc::directory`].
+/// Entries ([MS-SMB2] 2.2.34), in the layout of the requested class: [`super::fscc::directory`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Response<'a> {
     pub output_buffer: &'a [u8],
 }
 
-/// Where the output begins in what [`Response::encode`] appends, counted from the header. The same for
-/// QUERY_DIRECTORY, QUERY_INFO and CHANGE_NOTIFY.
+/// Where the output of [`Response::encode`] begins, counted from the header. The same for QUERY_DIRECTORY, QUERY_INFO and
+/// CHANGE_NOTIFY.
 pub const RESPONSE_OUTPUT_OFFSET: u16 = HEADER_LEN as u16 + 8;
 
 impl<'a> Response<'a> {

@@ -15,12 +15,12 @@ open_flags!(
     Flags(u32) { RESTART_SCAN = 0x0000_0001, RETURN_SINGLE_ENTRY = 0x0000_0002, INDEX_SPECIFIED = 0x0000_0004 }
 );
 
-/// Information wanted ([MS-SMB2] 2.2.37).
+/// Requested information ([MS-SMB2] 2.2.37).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Request<'a> {
     pub info_type: InfoType,
-    /// A [`super::fscc::FileInformationClass`] or [`super::fscc::FsInformationClass`], after `info_type`.
+    /// A [`super::fscc::FileInformationClass`] or [`super::fscc::FsInformationClass`], depending on `info_type`.
     pub file_info_class: u8,
     pub output_buffer_length: u32,
     /// [`super::fscc::security::SecurityInformation`] if `info_type` is SECURITY.
@@ -75,7 +75,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Information ([MS-SMB2] 2.2.38), in the layout of the class that was asked for.
+/// Information ([MS-SMB2] 2.2.38), in the layout of the requested class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Response<'a> {

@@ -14,11 +14,11 @@ open_flags!(
     ResponseFlags(u32) { RDMA_TRANSFORM = 0x0000_0001 }
 );
 open_enum!(
-    /// `Channel` of READ and WRITE: where the payload goes.
+    /// `Channel` of READ and WRITE: how the payload is transferred.
     Channel(u32) { NONE = 0, RDMA_V1 = 1, RDMA_V1_INVALIDATE = 2, RDMA_TRANSFORM = 3 }
 );
 
-/// Where the payload begins in every response we encode: directly behind header and fixed body.
+/// Where the payload begins in every response we encode: directly after header and fixed body.
 pub const RESPONSE_DATA_OFFSET: u8 = (HEADER_LEN + RESPONSE_FIXED_LEN) as u8;
 /// Bytes that [`Response::encode`] appends.
 pub const RESPONSE_FIXED_LEN: usize = 16;
@@ -27,7 +27,7 @@ pub const RESPONSE_FIXED_LEN: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Request<'a> {
-    /// Where the client would like the payload in the response; advice that servers ignore.
+    /// The client's preferred position of the payload in the response; advice that servers ignore.
     pub padding: u8,
     pub flags: Flags,
     pub length: u32,
@@ -36,7 +36,7 @@ pub struct Request<'a> {
     pub minimum_count: u32,
     pub channel: Channel,
     pub remaining_bytes: u32,
-    /// `Buffer`: RDMA descriptors if `channel` says so.
+    /// `Buffer`: RDMA descriptors, depending on `channel`.
     pub channel_info: &'a [u8],
 }
 
@@ -54,7 +54,7 @@ impl<'a> Request<'a> {
         let remaining_bytes = r.get()?;
         let info_offset = r.get::<u16>()?;
         let info_len = r.get::<u16>()?;
-        // [MS-SMB2] 2.2.19: without a channel both fields mean nothing.
+        // [MS-SMB2] 2.2.19: without a channel both fields have no meaning.
         let channel_info = match channel {
             Channel::NONE => &[],
             _ => r.variable(info_offset.into(), info_len.into())?,
@@ -85,7 +85,7 @@ impl<'a> Request<'a> {
         out.put(self.channel);
         out.put(self.remaining_bytes);
         if self.channel_info.is_empty() {
-            // [MS-SMB2] 2.2.19: the buffer holds at least one byte.
+            // [MS-SMB2] 2.2.19: the buffer contains at least one byte.
             zeros(out, 5);
         } else {
             out.put(len_u16(offset_from_header(out, start) + 4));
@@ -95,11 +95,11 @@ impl<'a> Request<'a> {
     }
 }
 
-/// What precedes the payload ([MS-SMB2] 2.2.20).
+/// The part before the payload ([MS-SMB2] 2.2.20).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Response {
-    /// From the header; [`RESPONSE_DATA_OFFSET`] in what we send.
+    /// From the header; [`RESPONSE_DATA_OFFSET`] in responses that we send.
     pub data_offset: u8,
     pub data_length: u32,
     /// Bytes sent by RDMA.
@@ -108,7 +108,7 @@ pub struct Response {
 }
 
 impl Response {
-    /// A response with `data_length` bytes of payload that directly follow.
+    /// A response with `data_length` bytes of payload that follow directly.
     #[must_use]
     pub const fn inline(data_length: u32) -> Self {
         Self {
@@ -119,7 +119,7 @@ impl Response {
         }
     }
 
-    /// Reads a message from its SMB2 header on. The payload is not looked at: [`Response::data`] finds it.
+    /// Reads a message from its SMB2 header on, but not the payload: [`Response::data`] returns it.
     pub fn parse(msg: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader::body(msg, 17, "read response")?;
         let data_offset = r.get()?;
@@ -127,7 +127,7 @@ impl Response {
         Ok(Self { data_offset, data_length: r.get()?, data_remaining: r.get()?, flags: r.get()? })
     }
 
-    /// Appends the fixed part, [`RESPONSE_FIXED_LEN`] bytes; the transport sends the payload behind it.
+    /// Appends the fixed part, [`RESPONSE_FIXED_LEN`] bytes; the transport sends the payload after it.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.put_u16(17);
         out.put(self.data_offset);
@@ -137,7 +137,7 @@ impl Response {
         out.put(self.flags);
     }
 
-    /// The payload within a message that holds all of it.
+    /// The payload within a complete message.
     pub fn data<'a>(&self, msg: &'a [u8]) -> Result<&'a [u8], Malformed> {
         let mut r = Reader::new(msg, "read response");
         r.skip(HEADER_LEN + RESPONSE_FIXED_LEN)?;

@@ -13,7 +13,7 @@ open_flags!(
     SessionFlags(u16) { IS_GUEST = 0x0001, IS_NULL = 0x0002, ENCRYPT_DATA = 0x0004 }
 );
 
-/// One leg of authentication, from the client ([MS-SMB2] 2.2.5).
+/// One step of authentication, from the client ([MS-SMB2] 2.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Request<'a> {
@@ -57,7 +57,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// One leg of authentication, from the server ([MS-SMB2] 2.2.6).
+/// One step of authentication, from the server ([MS-SMB2] 2.2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Response<'a> {

@@ -10,7 +10,7 @@ use crate::ids::FileId;
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Request<'a> {
     pub info_type: InfoType,
-    /// A [`super::fscc::FileInformationClass`] or [`super::fscc::FsInformationClass`], after `info_type`.
+    /// A [`super::fscc::FileInformationClass`] or [`super::fscc::FsInformationClass`], depending on `info_type`.
     pub file_info_class: u8,
     /// [`super::fscc::security::SecurityInformation`] if `info_type` is SECURITY.
     pub additional_information: u32,
@@ -56,7 +56,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Done ([MS-SMB2] 2.2.40).
+/// Success ([MS-SMB2] 2.2.40).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Response;
 

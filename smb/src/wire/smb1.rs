@@ -1,5 +1,5 @@
-//! The one SMB1 message that an SMB2 server reads: a NEGOTIATE that may offer SMB2 among its dialects
-//! ([MS-SMB2] 3.3.5.3, [MS-CIFS] 2.2.4.52.1).
+//! The only SMB1 message that an SMB2 server reads: a NEGOTIATE that can offer SMB2 among its dialects ([MS-SMB2] 3.3.5.3,
+//! [MS-CIFS] 2.2.4.52.1).
 
 use super::cursor::{Put, Reader, patch_u16, zeros};
 use super::{Fault, Malformed, limits};

@@ -1,4 +1,4 @@
-//! Transform headers ([MS-SMB2] 2.2.41, 2.2.42) and what kind of frame has arrived.
+//! Transform headers ([MS-SMB2] 2.2.41, 2.2.42) and the kinds of frames.
 
 use super::cursor::{Put, Reader};
 use super::newtype::open_flags;
@@ -10,7 +10,7 @@ pub const TRANSFORM_HEADER_LEN: usize = 52;
 pub const TRANSFORM_PROTOCOL_ID: [u8; 4] = *b"\xfdSMB";
 /// The first four bytes of a compressed message.
 pub const COMPRESSION_PROTOCOL_ID: [u8; 4] = *b"\xfcSMB";
-/// Where the authenticated part of the encryption header begins: behind the signature ([MS-SMB2] 3.1.4.3).
+/// Where the authenticated part of the encryption header begins: after the signature ([MS-SMB2] 3.1.4.3).
 pub const TRANSFORM_AAD_OFFSET: usize = 20;
 
 open_flags!(

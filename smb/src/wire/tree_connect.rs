@@ -13,7 +13,7 @@ open_enum!(
     ShareType(u8) { DISK = 0x01, PIPE = 0x02, PRINT = 0x03 }
 );
 open_flags!(
-    /// `ShareFlags`. Caching is a number of two bits; zero is manual caching.
+    /// `ShareFlags`. Caching is a two-bit number; zero is manual caching.
     ShareFlags(u32) {
         AUTO_CACHING = 0x0000_0010, VDO_CACHING = 0x0000_0020, DFS = 0x0000_0001, DFS_ROOT = 0x0000_0002,
         RESTRICT_EXCLUSIVE_OPENS = 0x0000_0100, FORCE_SHARED_DELETE = 0x0000_0200,
@@ -24,7 +24,7 @@ open_flags!(
     }
 );
 impl ShareFlags {
-    /// Offline files: never.
+    /// No offline files.
     pub const NO_CACHING: Self = Self(0x30);
 }
 open_flags!(
@@ -36,7 +36,7 @@ open_flags!(
 );
 
 /// A share by name ([MS-SMB2] 2.2.9). The extension of 3.1.1 (remoted identities, for clusters of Windows) is skipped:
-/// `PathOffset` leads past it.
+/// `PathOffset` points past it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Request {

@@ -1,4 +1,4 @@
-//! TREE_DISCONNECT ([MS-SMB2] 2.2.11, 2.2.12): nothing but a structure size, both ways.
+//! TREE_DISCONNECT ([MS-SMB2] 2.2.11, 2.2.12): only a structure size in both directions.
 
 use super::Malformed;
 use super::cursor::{Put, Reader};

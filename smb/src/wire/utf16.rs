@@ -1,4 +1,4 @@
-//! UTF-16LE, the encoding of every name on the wire. Names never end in a terminator unless their structure says so.
+//! UTF-16LE, the encoding of every name on the wire. Names have no terminator unless their structure requires one.
 
 use super::{Fault, Malformed};
 
@@ -26,13 +26,13 @@ pub fn encode(name: &str, out: &mut Vec<u8>) {
     }
 }
 
-/// Bytes that `name` takes on the wire.
+/// Length of `name` on the wire, in bytes.
 #[must_use]
 pub fn encoded_len(name: &str) -> usize {
     name.encode_utf16().count() * 2
 }
 
-/// `name` as UTF-16LE.
+/// Returns `name` as UTF-16LE.
 #[must_use]
 pub fn to_vec(name: &str) -> Vec<u8> {
     let mut out = Vec::new();

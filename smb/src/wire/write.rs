@@ -16,8 +16,8 @@ pub const REQUEST_FIXED_LEN: usize = 48;
 /// Where the payload begins in every request we encode, and in those of all known clients.
 pub const REQUEST_DATA_OFFSET: u16 = (HEADER_LEN + REQUEST_FIXED_LEN) as u16;
 
-/// A range to write ([MS-SMB2] 2.2.21). `data_offset` and `length` say where the payload lies in the message; that it is
-/// there at all is for the transport to check, see [`Request::data`].
+/// A range to write ([MS-SMB2] 2.2.21). `data_offset` and `length` locate the payload in the message. The transport checks
+/// that it is present, see [`Request::data`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Request<'a> {
@@ -29,12 +29,12 @@ pub struct Request<'a> {
     pub channel: Channel,
     pub remaining_bytes: u32,
     pub flags: Flags,
-    /// RDMA descriptors if `channel` says so.
+    /// RDMA descriptors, depending on `channel`.
     pub channel_info: &'a [u8],
 }
 
 impl<'a> Request<'a> {
-    /// Reads a message from its SMB2 header on; it may end where its payload begins.
+    /// Reads a message from its SMB2 header on; it can end where its payload begins.
     pub fn parse(msg: &'a [u8]) -> Result<Self, Malformed> {
         let mut r = Reader::body(msg, 49, "write request")?;
         let data_offset: u16 = r.get()?;
@@ -60,8 +60,8 @@ impl<'a> Request<'a> {
         Ok(Self { data_offset, length, offset, file_id, channel, remaining_bytes, flags, channel_info })
     }
 
-    /// Appends everything but the payload, which begins at `data_offset` from the header: set it to
-    /// [`REQUEST_DATA_OFFSET`] and send the payload right behind, unless there is channel info.
+    /// Appends everything except the payload, which begins at `data_offset` from the header: set it to
+    /// [`REQUEST_DATA_OFFSET`] and send the payload directly after it, unless there is channel info.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.put_u16(49);
@@ -81,7 +81,7 @@ impl<'a> Request<'a> {
         out.extend_from_slice(self.channel_info);
     }
 
-    /// The payload within a message that holds all of it.
+    /// The payload within a complete message.
     pub fn data<'m>(&self, msg: &'m [u8]) -> Result<&'m [u8], Malformed> {
         let mut r = Reader::new(msg, "write request");
         r.skip(HEADER_LEN + REQUEST_FIXED_LEN)?;
@@ -89,12 +89,12 @@ impl<'a> Request<'a> {
     }
 }
 
-/// How much was written ([MS-SMB2] 2.2.22).
+/// Number of bytes written ([MS-SMB2] 2.2.22).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Response {
     pub count: u32,
-    /// Reserved, zero from every server.
+    /// Reserved; all servers send zero.
     pub remaining: u32,
 }
 

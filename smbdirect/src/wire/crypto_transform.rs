@@ -1,9 +1,9 @@
-//! SMB2_RDMA_CRYPTO_TRANSFORM ([MS-SMB2] 2.2.43.1): how payload is sealed or signed on its way by RDMA.
+//! SMB2_RDMA_CRYPTO_TRANSFORM ([MS-SMB2] 2.2.43.1): how payload is sealed or signed for its transfer by RDMA.
 
 use super::{Fault, Malformed, fixed, get_u16, put_u16};
 
-/// What stands behind the frame, [`super::RdmaTransform`]. Lengths are not judged here: what they must be depends on the
-/// cipher or the signing algorithm.
+/// The structure that follows [`super::RdmaTransform`]. Lengths are not validated here, because they depend on the cipher or
+/// the signing algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CryptoTransform<'a> {
     /// `TransformType`.
@@ -15,7 +15,7 @@ pub struct CryptoTransform<'a> {
 }
 
 const FIXED_LEN: usize = 8;
-/// Channel information behind a transform begins at a multiple of this.
+/// Channel information after a transform begins at a multiple of this.
 const ALIGNMENT: usize = 8;
 
 impl<'a> CryptoTransform<'a> {
@@ -23,13 +23,13 @@ impl<'a> CryptoTransform<'a> {
     pub const ENCRYPTION: u16 = 1;
     /// SMB2_RDMA_TRANSFORM_TYPE_SIGNING.
     pub const SIGNING: u16 = 2;
-    /// Bytes of the longest that we send: a tag, and the longest nonce there is.
+    /// Bytes of the longest structure that we send: a tag, and the longest nonce of any algorithm.
     pub const LEN_MAX: usize = FIXED_LEN + 16 + 12;
 
-    /// Reads the structure; what follows it is ignored.
+    /// Reads the structure; bytes after it are ignored.
     ///
     /// # Errors
-    /// [`Malformed`] where it breaks off.
+    /// [`Malformed`] if it is truncated.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let b: &[u8; FIXED_LEN] = fixed(bytes, "RDMA crypto transform")?;
         let (signature_len, nonce_len) = (usize::from(get_u16(b, 2)), usize::from(get_u16(b, 4)));
@@ -40,7 +40,7 @@ impl<'a> CryptoTransform<'a> {
         Ok(Self { transform_type: get_u16(b, 0), signature, nonce })
     }
 
-    /// The structure, without padding.
+    /// Encodes the structure, without padding.
     pub fn encode(&self, out: &mut impl Extend<u8>) {
         let mut b = [0; FIXED_LEN];
         put_u16(&mut b, 0, self.transform_type);
@@ -58,10 +58,10 @@ impl<'a> CryptoTransform<'a> {
         FIXED_LEN + self.signature.len() + self.nonce.len()
     }
 
-    /// Bytes on the wire with the padding up to what follows.
+    /// Bytes on the wire, including the padding before the next structure.
     #[must_use]
     pub fn padded_len(&self) -> usize {
-        // The frame in front of it has a multiple of the alignment.
+        // The length of the preceding frame is a multiple of the alignment.
         self.len().next_multiple_of(ALIGNMENT)
     }
 }

@@ -7,7 +7,7 @@ use super::{Fault, Malformed, fixed, get_u16, get_u32, put_u16, put_u32};
 pub struct Flags(pub u16);
 
 impl Flags {
-    /// SMB_DIRECT_RESPONSE_REQUESTED: the peer asks for a message soon.
+    /// SMB_DIRECT_RESPONSE_REQUESTED: the peer requests a prompt message.
     pub const RESPONSE_REQUESTED: Self = Self(0x0001);
 
     /// Whether all bits of `other` are set.
@@ -17,18 +17,18 @@ impl Flags {
     }
 }
 
-/// All of a message but its payload ([MS-SMBD] 2.2.3).
+/// A message without its payload ([MS-SMBD] 2.2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct DataTransfer {
-    /// All that the sender wants to have, those that it has included.
+    /// Total credits that the sender requests, including those that it has.
     pub credits_requested: u16,
-    /// What it adds to those of the receiver.
+    /// Credits added to those of the receiver.
     pub credits_granted: u16,
     pub flags: Flags,
     /// Bytes of the upper-layer message that follow in further messages.
     pub remaining_data_length: u32,
-    /// From the start of this message.
+    /// Offset from the start of this message.
     pub data_offset: u32,
     pub data_length: u32,
 }
@@ -36,14 +36,15 @@ pub struct DataTransfer {
 impl DataTransfer {
     /// Bytes of a message without payload.
     pub const LEN: usize = 20;
-    /// Where the payload begins in all that we send, and in what Linux and Windows send.
+    /// Where the payload begins in all messages that we send, and in those of Linux and Windows.
     pub const DATA_OFFSET: usize = 24;
 
-    /// Reads a message and checks that the payload lies in it. Inside or behind the header makes no difference to
-    /// [MS-SMBD] 3.1.5.8; a payload that overlaps the header is refused here, since 2.2.3 leaves no room for one.
+    /// Reads a message and checks that the payload is within it. [MS-SMBD] 3.1.5.8 does not distinguish between a payload
+    /// inside the header and one after it; a payload that overlaps the header is refused here, since 2.2.3 leaves no room for
+    /// one.
     ///
     /// # Errors
-    /// [`Malformed`] where the message is too short for itself or the payload's offset is impossible.
+    /// [`Malformed`] if the message is too short or the payload's offset is invalid.
     pub fn parse(message: &[u8]) -> Result<Self, Malformed> {
         const WHAT: &str = "data transfer";
         let b: &[u8; Self::LEN] = fixed(message, WHAT)?;
@@ -65,8 +66,8 @@ impl DataTransfer {
         Ok(parsed)
     }
 
-    /// What precedes a payload that begins at [`DataTransfer::DATA_OFFSET`]; without payload the first
-    /// [`DataTransfer::LEN`] bytes of it are the whole message.
+    /// The bytes before a payload that begins at [`DataTransfer::DATA_OFFSET`]; without payload, the first
+    /// [`DataTransfer::LEN`] bytes of them are the whole message.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::DATA_OFFSET] {
         let mut b = [0; Self::DATA_OFFSET];

@@ -1,4 +1,4 @@
-//! Buffer Descriptor V1 ([MS-SMBD] 2.2.3.1): a peer's memory that RDMA may reach.
+//! Buffer Descriptor V1 ([MS-SMBD] 2.2.3.1): a peer's memory that is accessible by RDMA.
 
 use super::{Fault, Malformed, fixed, get_u32, put_u32};
 use crate::limits;
@@ -12,9 +12,9 @@ pub struct Token(pub u32);
 pub struct BufferDescriptor {
     /// The peer's address of the first byte.
     pub offset: u64,
-    /// What opens it.
+    /// The token that grants access.
     pub token: Token,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
 }
 
@@ -22,10 +22,10 @@ impl BufferDescriptor {
     /// Bytes on the wire.
     pub const LEN: usize = 16;
 
-    /// Reads a descriptor; what follows it is ignored.
+    /// Reads a descriptor; bytes after it are ignored.
     ///
     /// # Errors
-    /// [`Malformed`] where it is too short.
+    /// [`Malformed`] if it is too short.
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         Ok(Self::from_array(fixed(bytes, "buffer descriptor")?))
     }
@@ -38,7 +38,7 @@ impl BufferDescriptor {
         }
     }
 
-    /// The descriptor.
+    /// Encodes the descriptor.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
@@ -50,7 +50,7 @@ impl BufferDescriptor {
     }
 }
 
-/// An array of descriptors, which together are one buffer: the channel information of READ and WRITE.
+/// An array of descriptors that together form one buffer: the channel information of READ and WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptors<'a> {
     elements: &'a [[u8; BufferDescriptor::LEN]],
@@ -60,7 +60,8 @@ impl<'a> Descriptors<'a> {
     /// Reads an array that fills `bytes`.
     ///
     /// # Errors
-    /// [`Malformed`] for none, too many, half of one, or one that wraps around the peer's address space.
+    /// [`Malformed`] if there are none or too many, if the last is incomplete, or if one wraps around the peer's address
+    /// space.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let fault =
             |fault, offset: usize| Malformed { fault, what: "buffer descriptors", offset: offset as u32 };
@@ -83,7 +84,7 @@ impl<'a> Descriptors<'a> {
         self.elements.iter().map(BufferDescriptor::from_array)
     }
 
-    /// How many elements; never zero.
+    /// Number of elements; never zero.
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "it never is")]
     pub fn len(&self) -> usize {
@@ -96,14 +97,14 @@ impl<'a> Descriptors<'a> {
         self.iter().map(|d| u64::from(d.length)).sum()
     }
 
-    /// What the answer to a request with SMB2_CHANNEL_RDMA_V1_INVALIDATE invalidates: the first element's.
+    /// The token that the answer to a request with SMB2_CHANNEL_RDMA_V1_INVALIDATE invalidates: the first element's.
     #[must_use]
     pub fn first_token(&self) -> Token {
         BufferDescriptor::from_array(&self.elements[0]).token
     }
 
-    /// The pieces of `length` bytes from `offset` of the whole buffer, in order; none where the buffer ends before
-    /// ([MS-SMBD] 3.1.4.5, 3.1.4.6).
+    /// The pieces of `length` bytes from `offset` of the whole buffer, in order; `None` if the buffer ends before ([MS-SMBD]
+    /// 3.1.4.5, 3.1.4.6).
     #[must_use]
     pub fn slice(&self, offset: u64, length: u64) -> Option<impl Iterator<Item = BufferDescriptor> + 'a> {
         if offset.checked_add(length)? > self.total_bytes() {

@@ -1,7 +1,7 @@
-//! Messages of [MS-SMBD], and the structures of [MS-SMB2] that name a peer's memory.
+//! Messages of [MS-SMBD], and the structures of [MS-SMB2] that describe a peer's memory.
 //!
-//! Everything is little-endian and stands without the length prefix of TCP. Nothing here allocates; reserved fields are
-//! ignored when read and zero when written.
+//! Everything is little-endian, without the length prefix of TCP. Nothing here allocates; reserved fields are ignored on read
+//! and zero on write.
 
 pub mod crypto_transform;
 pub mod data_transfer;
@@ -15,28 +15,28 @@ pub use descriptor::{BufferDescriptor, Descriptors, Token};
 pub use negotiate::{NegotiateRequest, NegotiateResponse, Status};
 pub use rdma_transform::RdmaTransform;
 
-/// The one version there is ([MS-SMBD] 1.7).
+/// The only version ([MS-SMBD] 1.7).
 pub const VERSION: u16 = 0x0100;
 
-/// Bytes that break the rules of their structure: where, in what, and how.
+/// Bytes that violate the rules of their structure: location, structure and fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{fault} in {what} at offset {offset}")]
 pub struct Malformed {
     /// What is wrong.
     pub fault: Fault,
-    /// The structure that was being read.
+    /// The structure being read.
     pub what: &'static str,
     /// Bytes from the start of the structure.
     pub offset: u32,
 }
 
-/// The ways to be malformed.
+/// Kinds of malformed input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     /// Fewer bytes than the structure or its lengths need.
     #[error("truncated")]
     Truncated,
-    /// An offset points where its target cannot lie, or is not aligned.
+    /// An offset points outside the valid range of its target, or is not aligned.
     #[error("bad offset")]
     Offset,
     /// A field has a value that the specification excludes.

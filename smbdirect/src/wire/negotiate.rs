@@ -1,8 +1,8 @@
-//! Negotiate Request and Response ([MS-SMBD] 2.2.1, 2.2.2). What the values must be is the connection's business.
+//! Negotiate Request and Response ([MS-SMBD] 2.2.1, 2.2.2). The connection validates the values.
 
 use super::{Malformed, fixed, get_u16, get_u32, put_u16, put_u32};
 
-/// What the connecting side supports and requests ([MS-SMBD] 2.2.1).
+/// Capabilities and requests of the connecting side ([MS-SMBD] 2.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct NegotiateRequest {
@@ -18,10 +18,10 @@ impl NegotiateRequest {
     /// Bytes on the wire.
     pub const LEN: usize = 20;
 
-    /// Reads the message; what follows it is ignored.
+    /// Reads the message; bytes after it are ignored.
     ///
     /// # Errors
-    /// [`Malformed`] where it is too short.
+    /// [`Malformed`] if it is too short.
     pub fn parse(message: &[u8]) -> Result<Self, Malformed> {
         let b: &[u8; Self::LEN] = fixed(message, "negotiate request")?;
         Ok(Self {
@@ -34,7 +34,7 @@ impl NegotiateRequest {
         })
     }
 
-    /// The message.
+    /// Encodes the message.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
@@ -57,7 +57,7 @@ impl Status {
     pub const SUCCESS: Self = Self(0);
     /// STATUS_NOT_SUPPORTED: no version in common.
     pub const NOT_SUPPORTED: Self = Self(0xc000_00bb);
-    /// STATUS_INSUFFICIENT_RESOURCES: the buffers cannot hold what the peer would send.
+    /// STATUS_INSUFFICIENT_RESOURCES: the buffers cannot hold the messages that the peer would send.
     pub const INSUFFICIENT_RESOURCES: Self = Self(0xc000_009a);
 }
 
@@ -67,7 +67,7 @@ impl std::fmt::Debug for Status {
     }
 }
 
-/// What was agreed on, and what the accepting side supports and requests ([MS-SMBD] 2.2.2).
+/// Negotiated version, and capabilities and requests of the accepting side ([MS-SMBD] 2.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct NegotiateResponse {
@@ -87,7 +87,7 @@ impl NegotiateResponse {
     /// Bytes on the wire.
     pub const LEN: usize = 32;
 
-    /// A refusal: all but versions and status is zero ([MS-SMBD] 3.1.5.3).
+    /// A refusal: all fields except versions and status are zero ([MS-SMBD] 3.1.5.3).
     #[must_use]
     pub const fn refusal(status: Status) -> Self {
         Self {
@@ -104,10 +104,10 @@ impl NegotiateResponse {
         }
     }
 
-    /// Reads the message; what follows it is ignored.
+    /// Reads the message; bytes after it are ignored.
     ///
     /// # Errors
-    /// [`Malformed`] where it is too short.
+    /// [`Malformed`] if it is too short.
     pub fn parse(message: &[u8]) -> Result<Self, Malformed> {
         let b: &[u8; Self::LEN] = fixed(message, "negotiate response")?;
         Ok(Self {
@@ -124,7 +124,7 @@ impl NegotiateResponse {
         })
     }
 
-    /// The message.
+    /// Encodes the message.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];

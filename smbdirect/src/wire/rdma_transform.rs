@@ -1,20 +1,20 @@
-//! The frame of SMB2_RDMA_TRANSFORM ([MS-SMB2] 2.2.43), as far as it says where descriptors lie. The transforms themselves
-//! are up to the code that has the keys.
+//! The frame of SMB2_RDMA_TRANSFORM ([MS-SMB2] 2.2.43), as far as needed to locate the descriptors. The code that has the
+//! keys handles the transforms themselves.
 
 use super::crypto_transform::CryptoTransform;
 use super::descriptor::Descriptors;
 use super::{Fault, Malformed, fixed, get_u16, get_u32, put_u16, put_u32};
 
-/// Channel information of READ and WRITE with payload that is sealed or signed on its way by RDMA.
+/// Channel information of READ and WRITE with payload that is sealed or signed for its transfer by RDMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RdmaTransform<'a> {
-    /// How the descriptors are to be read, as the Channel of READ and WRITE.
+    /// Format of the descriptors, as the Channel of READ and WRITE.
     pub channel: u32,
-    /// SMB2_RDMA_CRYPTO_TRANSFORM structures in `transforms`.
+    /// Number of SMB2_RDMA_CRYPTO_TRANSFORM structures in `transforms`.
     pub transform_count: u16,
-    /// What follows the fixed part, up to the descriptors where those follow, with padding.
+    /// Bytes after the fixed part, with padding, up to the descriptors if there are any.
     pub transforms: &'a [u8],
-    /// The peer's buffer; none where the channel is SMB2_CHANNEL_NONE.
+    /// The peer's buffer; `None` if the channel is SMB2_CHANNEL_NONE.
     pub descriptors: Option<Descriptors<'a>>,
 }
 
@@ -33,8 +33,8 @@ impl<'a> RdmaTransform<'a> {
     /// Reads the structure and its descriptors.
     ///
     /// # Errors
-    /// [`Malformed`] where it breaks off, names no transform or a channel it must not name, or has its descriptors
-    /// elsewhere than behind the fixed part.
+    /// [`Malformed`] if it is truncated, has no transform or an invalid channel, or if its descriptors do not follow the
+    /// fixed part.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let fault = |fault, offset| Malformed { fault, what: "RDMA transform", offset };
         let b: &[u8; FIXED_LEN] = fixed(bytes, "RDMA transform")?;
@@ -57,7 +57,7 @@ impl<'a> RdmaTransform<'a> {
         }
     }
 
-    /// All of it, for one transform and the bytes of descriptors.
+    /// Encodes the complete structure, for one transform and the bytes of descriptors.
     pub fn encode(channel: u32, crypto: &CryptoTransform<'_>, descriptors: &[u8], out: &mut impl Extend<u8>) {
         let offset = Self::LEN + crypto.padded_len();
         out.extend(Self::encode_fixed(channel, 1, offset as u16, descriptors.len() as u16));
@@ -67,7 +67,7 @@ impl<'a> RdmaTransform<'a> {
         out.extend(descriptors.iter().copied());
     }
 
-    /// The fixed part, for descriptors of `descriptors_len` bytes at `descriptors_offset` from its start.
+    /// Encodes the fixed part, for descriptors of `descriptors_len` bytes at `descriptors_offset` from its start.
     #[must_use]
     pub fn encode_fixed(
         channel: u32,

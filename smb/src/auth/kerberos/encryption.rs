@@ -1,5 +1,5 @@
-//! The encryption types of Kerberos that are accepted: AES with HMAC-SHA1 ([RFC 3961], [RFC 3962]) and with HMAC-SHA2 ([RFC 8009]).
-//! DES, RC4 and Camellia are not.
+//! Supported encryption types of Kerberos: AES with HMAC-SHA1 ([RFC 3961], [RFC 3962]) and with HMAC-SHA2 ([RFC 8009]). DES,
+//! RC4 and Camellia are refused.
 
 use std::fmt;
 
@@ -56,7 +56,7 @@ impl EncryptionType {
     }
 }
 
-/// What a key is used for: the key usage numbers of [RFC 4120] 7.5.1 and [RFC 4121] 2.
+/// Purpose of a key: the key usage numbers of [RFC 4120] 7.5.1 and [RFC 4121] 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Usage {
     Ticket = 2,
@@ -66,7 +66,7 @@ pub(super) enum Usage {
     InitiatorSign = 25,
 }
 
-/// The last byte of the constant that a key is derived with ([RFC 3961] 5.3).
+/// The last byte of the constant from which a key is derived ([RFC 3961] 5.3).
 #[derive(Clone, Copy)]
 enum Purpose {
     Encryption = 0xAA,
@@ -74,7 +74,7 @@ enum Purpose {
     Checksum = 0x99,
 }
 
-/// The bytes do not fit the key, or they have been changed.
+/// The bytes do not match the key, or they were modified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NotAuthentic;
 
@@ -86,7 +86,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// `None` if `bytes` are not as many as the encryption type needs.
+    /// `None` if `bytes` do not have the length that the encryption type requires.
     pub(super) fn new(etype: EncryptionType, bytes: &[u8]) -> Option<Self> {
         (bytes.len() == etype.key_len()).then(|| Self { etype, bytes: Zeroizing::new(bytes.to_vec()) })
     }
@@ -109,7 +109,7 @@ impl Key {
         text
     }
 
-    /// Decrypts what [`Self::encrypt`] has made, or another implementation.
+    /// Decrypts the output of [`Self::encrypt`] or of another implementation.
     pub(super) fn decrypt(
         &self,
         usage: Usage,
@@ -226,7 +226,7 @@ fn block_at(text: &[u8], at: usize) -> [u8; BLOCK] {
     text[at..at + BLOCK].try_into().expect("the slice has the length of a block")
 }
 
-/// Where the last two blocks begin, the second of which may be short. A text of one block has only that.
+/// Where the last two blocks begin; the last one can be short. A text of a single block has only the last one.
 fn last_two(len: usize) -> (usize, usize) {
     let last = (len - 1) / BLOCK * BLOCK;
     (last.saturating_sub(BLOCK), last)

@@ -1,10 +1,10 @@
-//! Keytab files: the keys that the KDC shares with this server. The format is MIT Kerberos' version 2 (`0x05 0x02`), which `kadmin ktadd`,
-//! `ktutil`, `msktutil`, `net ads keytab` and Windows' `ktpass` write.
+//! Keytab files: the keys that the KDC shares with this server. The format is version 2 of MIT Kerberos (`0x05 0x02`),
+//! written by `kadmin ktadd`, `ktutil`, `msktutil`, `net ads keytab` and Windows' `ktpass`.
 
 use super::encryption::{EncryptionType, Key};
 use crate::limits;
 
-/// The service of an SMB server's principals ([MS-SMB2] 3.2.4.2.3).
+/// The service in the principals of an SMB server ([MS-SMB2] 3.2.4.2.3).
 const SERVICE: &str = "cifs";
 
 /// A principal of this server and one of its keys.
@@ -15,17 +15,17 @@ pub(super) struct Entry {
     pub(super) key: Key,
 }
 
-/// The keys of the principals `cifs/…` of a keytab.
+/// The keys of the principals `cifs/…` in a keytab.
 #[derive(Clone, Debug, Default)]
 pub struct Keytab {
     entries: Vec<Entry>,
     principals: Vec<String>,
 }
 
-/// Why a keytab is of no use.
+/// Why a keytab is unusable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeytabError {
-    /// It does not begin as one.
+    /// It does not start with the version.
     #[error("this is not a keytab of version 2 (0x0502)")]
     Version,
     /// It ends within an entry.
@@ -34,7 +34,7 @@ pub enum KeytabError {
     /// More keys than [`limits::KEYTAB_KEYS_MAX`].
     #[error("the keytab has more than {} keys of {SERVICE}/…", limits::KEYTAB_KEYS_MAX)]
     TooMany,
-    /// No key that could be used.
+    /// It has no usable key.
     #[error(
         "the keytab has no AES key of a principal {SERVICE}/HOST; add one, for example with `kadmin ktadd -k FILE {SERVICE}/HOST`"
     )]
@@ -54,10 +54,10 @@ impl Keytab {
             let damaged = || KeytabError::Truncated(at);
             let (len, after) = rest.split_first_chunk::<4>().ok_or_else(damaged)?;
             let len = i32::from_be_bytes(*len);
-            // A negative length is a hole that a removed entry has left.
+            // A negative length is a hole left by a removed entry.
             let (record, after) = after.split_at_checked(len.unsigned_abs() as usize).ok_or_else(damaged)?;
             rest = after;
-            // Some writers end the file by zeros.
+            // Some writers pad the file with zeros.
             if len > 0
                 && let Some((name, entry)) = entry(record).ok_or_else(damaged)?
             {
@@ -79,7 +79,8 @@ impl Keytab {
         &self.principals
     }
 
-    /// The keys that a ticket of this encryption type can have been made with. `version` is what the ticket says, if it does.
+    /// The keys with which a ticket of this encryption type can be encrypted. `version` is the key version in the ticket, if
+    /// present.
     pub(super) fn candidates(
         &self,
         realm: &str,
@@ -94,7 +95,7 @@ impl Keytab {
     }
 }
 
-/// One entry, with its principal's name; `Some(None)` if it is of no use here, `None` if it is damaged.
+/// One entry, with its principal's name; `Some(None)` if it is not used here, `None` if it is damaged.
 fn entry(record: &[u8]) -> Option<Option<(String, Entry)>> {
     let mut fields = Fields(record);
     let components = fields.u16()?;
@@ -105,7 +106,7 @@ fn entry(record: &[u8]) -> Option<Option<(String, Entry)>> {
     let short_version = fields.array::<1>()?[0];
     let etype = fields.u16()?;
     let key = fields.counted()?;
-    // A version of 32 bits follows in newer files; 0 there means that it does not count.
+    // A 32-bit version follows in newer files; 0 there means that it is not set.
     let version = fields.u32().filter(|version| *version != 0).unwrap_or(u32::from(short_version));
     let Some(etype) = EncryptionType::from_number(i32::from(etype)) else {
         return Some(None);
@@ -141,7 +142,7 @@ impl<'a> Fields<'a> {
         self.array().map(u32::from_be_bytes)
     }
 
-    /// Bytes after their number.
+    /// Bytes preceded by their length.
     fn counted(&mut self) -> Option<&'a [u8]> {
         let len = usize::from(self.u16()?);
         let (bytes, rest) = self.0.split_at_checked(len)?;
@@ -154,7 +155,7 @@ impl<'a> Fields<'a> {
 pub(super) mod tests {
     use super::*;
 
-    /// An entry as `ktadd` writes it.
+    /// An entry as written by `ktadd`.
     pub(in crate::auth) fn record(
         name: &[&str],
         realm: &str,

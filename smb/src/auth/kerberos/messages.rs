@@ -1,4 +1,4 @@
-//! The messages of Kerberos that a server sees ([RFC 4120] 5, the module KerberosV5Spec2), in DER.
+//! The messages of Kerberos that a server receives and sends ([RFC 4120] 5, the module KerberosV5Spec2), in DER.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ const VERSION: i64 = 5;
 const AP_REQ: u8 = 14;
 const AP_REP: u8 = 15;
 
-/// Components of a name that are read; a user has one, a service two.
+/// Maximum number of components of a name; a user has one, a service two.
 const COMPONENTS_MAX: usize = 8;
 
 /// `EncryptedData` (5.2.9).
@@ -72,9 +72,9 @@ impl Bits {
     }
 }
 
-/// `APOptions`: the ticket is encrypted with a session key, as between users.
+/// `APOptions`: the ticket is encrypted with a session key, as in user-to-user authentication.
 pub(super) const USE_SESSION_KEY: u32 = 1;
-/// `APOptions`: the client wants an AP-REP.
+/// `APOptions`: the client requests an AP-REP.
 pub(super) const MUTUAL_REQUIRED: u32 = 2;
 /// `TicketFlags`: not valid until the KDC has validated it.
 pub(super) const INVALID: u32 = 7;
@@ -104,7 +104,7 @@ impl<'a> Ticket<'a> {
     }
 }
 
-/// For people: what the ticket is for. Names are the peer's, so they are cut.
+/// For administrators: the service of the ticket. Names come from the peer, so they are truncated.
 impl fmt::Display for Ticket<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = format!("{}@{}", self.service.join("/"), self.realm);
@@ -118,7 +118,7 @@ impl<'a> Encrypted<'a> {
         let mut fields = sequence(value)?;
         let etype = int32(fields.expect(context(0))?)?;
         let version = match fields.optional(context(1))? {
-            // Some write it as a signed number of 32 bits.
+            // Some implementations write it as a signed 32-bit number.
             Some(value) => Some(number(value)? as u32),
             None => None,
         };
@@ -263,7 +263,7 @@ fn key(value: &[u8]) -> Result<Key, AuthError> {
     Key::new(etype, &bytes).ok_or(AuthError::Malformed("a key of the wrong length"))
 }
 
-/// At least 32 bits, of which the first 32 are looked at.
+/// At least 32 bits; only the first 32 are used.
 fn bits(value: &[u8]) -> Result<Bits, AuthError> {
     match der::only(value, der::BIT_STRING)? {
         [_unused, a, b, c, d, ..] => Ok(Bits(u32::from_be_bytes([*a, *b, *c, *d]))),
@@ -274,8 +274,8 @@ fn bits(value: &[u8]) -> Result<Bits, AuthError> {
 /// AD-IF-RELEVANT (5.2.6.1).
 const IF_RELEVANT: i32 = 1;
 
-/// 5.2.6: restrictions that the server does not know, and that it may not ignore, make it refuse. Those that it may ignore are enclosed in
-/// AD-IF-RELEVANT, like the PAC of Active Directory.
+/// 5.2.6: the server refuses restrictions that it does not know and must not ignore. Restrictions that it may ignore are
+/// enclosed in AD-IF-RELEVANT, like the PAC of Active Directory.
 fn only_what_may_be_ignored(data: Option<&[u8]>) -> Result<(), AuthError> {
     let Some(data) = data else { return Ok(()) };
     let mut list = sequence(data)?;
@@ -310,7 +310,7 @@ fn time(value: &[u8]) -> Result<i64, AuthError> {
     Ok(days_before(year, month, day) * 86_400 + hour * 3600 + minute * 60 + second)
 }
 
-/// Days from 1970-01-01, in the Gregorian calendar. Years are counted from March, so that the leap day is their last.
+/// Days since 1970-01-01, in the Gregorian calendar. Years are counted from March, so that the leap day is their last.
 fn days_before(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;

@@ -1,8 +1,8 @@
 //! The server's side of Kerberos ([RFC 4120] 3.2.3) as a mechanism of the GSS-API ([RFC 4121]).
 //!
-//! A client shows a ticket that the KDC has encrypted with a key of the keytab. One message is enough, or two where the client wants the
-//! server to prove that it has the key (mutual authentication). The server asserts no subkey of its own: cifs.ko does not read an AP-REP,
-//! so its key is that of the client ([ADR 28](../../../../docs/adr/0028-kerberos.md)).
+//! A client presents a ticket that the KDC has encrypted with a key of the keytab. One message is enough, or two if the
+//! client requires the server to prove possession of the key (mutual authentication). The server never asserts a subkey:
+//! cifs.ko does not read an AP-REP, so the context's key is the client's ([ADR 28](../../../../docs/adr/0028-kerberos.md)).
 
 mod encryption;
 mod keytab;
@@ -26,17 +26,17 @@ use crate::wire::FileTime;
 
 /// 1.2.840.113554.1.2.2, [RFC 4121] 1
 pub(super) const KERBEROS: &[u8] = &[0x2A, 0x86, 0x48, 0x86, 0xF7, 0x12, 0x01, 0x02, 0x02];
-/// 1.2.840.48018.1.2.2: the same with a bit lost, which Windows offers first ([MS-SPNG] 1.9).
+/// 1.2.840.48018.1.2.2: the same with one bit lost, which Windows offers first ([MS-SPNG] 1.9).
 pub(super) const MS_KERBEROS: &[u8] = &[0x2A, 0x86, 0x48, 0x82, 0xF7, 0x12, 0x01, 0x02, 0x02];
 
 /// Token identifiers ([RFC 4121] 4.1).
 const AP_REQ_TOKEN: [u8; 2] = [1, 0];
 const AP_REP_TOKEN: [u8; 2] = [2, 0];
 
-/// How far the clocks of clients, KDC and server may be apart: the five minutes of [RFC 4120] 1.6.
+/// Maximum difference between the clocks of clients, KDC and server: the five minutes of [RFC 4120] 1.6.
 const SKEW_SECONDS: i64 = 300;
 
-/// What all exchanges of a server share: its keys, and which authenticators it has seen.
+/// State shared by all exchanges of a server: its keys, and the authenticators already seen.
 #[derive(Debug)]
 pub struct Kerberos {
     keytab: RwLock<Arc<Keytab>>,
@@ -44,13 +44,13 @@ pub struct Kerberos {
 }
 
 impl Kerberos {
-    /// With the keys of a keytab.
+    /// Creates it with the keys of a keytab.
     #[must_use]
     pub fn new(keytab: Keytab) -> Self {
         Self { keytab: RwLock::new(Arc::new(keytab)), replays: Replays::default() }
     }
 
-    /// Takes other keys; sessions stay.
+    /// Replaces the keys; sessions stay.
     pub fn replace(&self, keytab: Keytab) {
         *self.keytab.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keytab);
     }
@@ -69,7 +69,7 @@ pub(super) struct KerberosAcceptor {
     key: Option<Key>,
 }
 
-/// A client that has proven to have the ticket's session key.
+/// A client that has proven possession of the ticket's session key.
 struct Accepted {
     ticket: TicketPart,
     authenticator: Authenticator,
@@ -93,7 +93,7 @@ impl KerberosAcceptor {
         if lookup(user, &ticket.realm).is_empty() {
             return Err(AuthError::LogonFailure);
         }
-        // [RFC 4120] 3.2.4: under the session key of the ticket, even if there is a subkey.
+        // [RFC 4120] 3.2.4: encrypted with the session key of the ticket, even if there is a subkey.
         let token = mutual.then(|| {
             let part = messages::ap_rep_part(authenticator.time, authenticator.microseconds);
             let cipher = ticket.key.encrypt(Usage::ApRepPart, self.confounder, &part);
@@ -141,7 +141,7 @@ impl KerberosAcceptor {
         }
         let mutual = match &authenticator.checksum {
             Some((GSS_CHECKSUM, checksum)) => wants_mutual(checksum)?,
-            // Not by the GSS-API: SMB clients of old.
+            // Without the GSS-API checksum: legacy SMB clients.
             _ => request.options.has(messages::MUTUAL_REQUIRED),
         };
         self.shared.replays.note(sealed.cipher, authenticator.time + SKEW_SECONDS, self.now)?;
@@ -168,17 +168,17 @@ impl KerberosAcceptor {
             ));
         };
         let part = TicketPart::parse(&plain)?;
-        // Users of other realms would be taken for those of this one with the same name.
+        // Users of other realms would be mistaken for those of this realm with the same name.
         if part.realm != entry.realm {
             return refuse("the user is of another realm");
         }
         Ok(part)
     }
 
-    /// GSS_GetMIC of the server's first message ([RFC 4121] 4.2.6.1), once there is a key.
+    /// GSS_GetMIC of the server's first message ([RFC 4121] 4.2.6.1), once a key is established.
     pub(super) fn mic(&self, message: &[u8]) -> Option<Vec<u8>> {
         let key = self.key.as_ref()?;
-        // The AP-REP gives no first sequence number, so it is zero.
+        // The AP-REP has no initial sequence number, so it is zero.
         let mut header = [0xFF; 16];
         header[..3].copy_from_slice(&[4, 4, SENT_BY_ACCEPTOR]);
         header[8..].fill(0);
@@ -196,7 +196,7 @@ impl KerberosAcceptor {
     }
 }
 
-/// For the log; the peer learns no more than that its logon failed.
+/// For the log; the peer is only informed that its logon failed.
 fn refuse<T>(why: impl Into<String>) -> Result<T, AuthError> {
     Err(AuthError::Refused(why.into()))
 }
@@ -204,10 +204,10 @@ fn refuse<T>(why: impl Into<String>) -> Result<T, AuthError> {
 /// The flag of a token that the acceptor sends ([RFC 4121] 4.2.2).
 const SENT_BY_ACCEPTOR: u8 = 1;
 
-/// The type of the checksum that is none, but carries the GSS-API's flags ([RFC 4121] 4.1.1).
+/// The checksum type that carries the GSS-API's flags instead of a checksum ([RFC 4121] 4.1.1).
 const GSS_CHECKSUM: i32 = 0x8003;
 
-/// GSS_C_MUTUAL_FLAG of the checksum. Channel bindings, which SMB does not have, and delegated credentials are ignored.
+/// GSS_C_MUTUAL_FLAG of the checksum. Channel bindings, which SMB does not use, and delegated credentials are ignored.
 fn wants_mutual(checksum: &[u8]) -> Result<bool, AuthError> {
     const MUTUAL: u32 = 2;
     match checksum {
@@ -219,7 +219,7 @@ fn wants_mutual(checksum: &[u8]) -> Result<bool, AuthError> {
     }
 }
 
-/// Puts a message in the GSS-API's frame ([RFC 4121] 4.1).
+/// Wraps a message in the GSS-API's frame ([RFC 4121] 4.1).
 fn frame(token_id: [u8; 2], message: &[u8]) -> Vec<u8> {
     der::encode(der::APPLICATION_0, &[&der::encode(der::OID, &[KERBEROS]), &token_id, message])
 }

@@ -1,4 +1,4 @@
-//! Which authenticators have been seen ([RFC 4120] 3.2.3): an attacker who has recorded a client's message cannot use it again.
+//! Authenticators already seen ([RFC 4120] 3.2.3): an attacker who has recorded a client's message cannot use it again.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -27,7 +27,7 @@ impl Replays {
     /// Remembers an authenticator until it is too old to be accepted.
     ///
     /// # Errors
-    /// [`AuthError::Refused`] if it has been seen, or if there are too many.
+    /// [`AuthError::Refused`] if it was seen before, or if there are too many.
     pub(super) fn note(&self, authenticator: &[u8], until: i64, now: i64) -> Result<(), AuthError> {
         let hash = digest::digest(&digest::SHA256, authenticator);
         let digest: Digest = hash.as_ref()[..16].try_into().expect("a hash of 32 bytes");

@@ -1,4 +1,4 @@
-//! Whole exchanges with a KDC and a client that are made here. Real ones are in the foreign suites (e2e).
+//! Complete exchanges with a simulated KDC and client. Those with real ones are in the foreign suites (e2e).
 
 use std::sync::Arc;
 
@@ -177,7 +177,7 @@ fn encrypted(etype: EncryptionType, version: Option<i64>, cipher: &[u8]) -> Vec<
     sequence(&fields)
 }
 
-/// The server's keys: version 2 of each encryption type is made of ones, version 1 of nines.
+/// The server's keys: version 2 of each encryption type consists of ones, version 1 of nines.
 fn server() -> Arc<Kerberos> {
     let records: Vec<_> = EncryptionType::ALL
         .into_iter()
@@ -325,7 +325,7 @@ fn what_is_wrong_with_a_ticket_is_said() {
         Client { user: vec!["unknown"], authenticator_user: "unknown", ..Client::new() },
         "logon failure",
     );
-    // Of an older version of the key, or of one that is not named.
+    // With an older version of the key, or with an unspecified version.
     log_on(&server(), &Client { service_key: 9, version: Some(1), ..Client::new() }).expect("an older key");
     log_on(&server(), &Client { service_key: 9, version: None, ..Client::new() }).expect("an older key");
 }
@@ -368,7 +368,7 @@ fn mechanisms_that_are_switched_off_are_not_used() {
 }
 
 proptest! {
-    /// What is under a MAC comes from the KDC, or from a client with a ticket: it may be anything, too.
+    /// Data under a MAC come from the KDC, or from a client with a ticket: they can also be arbitrary.
     #[test]
     fn no_plaintext_panics(at in 0..400usize, byte: u8, cut in 0..400usize, rubbish: Vec<u8>) {
         let client = Client::new();
@@ -407,6 +407,6 @@ fn what_was_cut_or_changed_on_its_way_is_refused() {
             }
         }
     }
-    // The replay of the first that was accepted is refused.
+    // The replay of the first accepted message is refused.
     assert!(accepted <= 1, "{accepted}");
 }

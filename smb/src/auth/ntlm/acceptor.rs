@@ -7,7 +7,7 @@ use super::message::{self, Authenticate, Builder, NtlmV2Response, av, flags};
 use crate::auth::acceptor::{Lookup, MechanismStep, Proven};
 use crate::auth::{AcceptorConfig, AuthError, NtHash};
 
-/// NEGOTIATE has 32 bytes, a version, and two names; no ordinary client sends more.
+/// NEGOTIATE has 32 bytes, a version, and two names; ordinary clients never send more.
 const NEGOTIATE_BYTES_MAX: usize = 4096;
 
 /// One exchange.
@@ -15,7 +15,7 @@ pub(in crate::auth) struct NtlmAcceptor {
     challenge: [u8; 8],
     target_name: Vec<u8>,
     target_info: Vec<u8>,
-    /// `cifs/` and a host name each; none: not judged.
+    /// `cifs/` and a host name each; if empty, SPNs are not checked.
     spns: Vec<Vec<u8>>,
     state: State,
 }
@@ -64,7 +64,7 @@ impl NtlmAcceptor {
         }
     }
 
-    /// The first signature of one side under the agreed key, once there is one.
+    /// The first signature of one side under the established key, if any.
     pub(in crate::auth) fn signature(&self, side: Side, message: &[u8]) -> Option<[u8; 16]> {
         match &self.state {
             State::Done { exported_session_key, negotiated } => {
@@ -102,7 +102,7 @@ impl NtlmAcceptor {
         if asked & flags::REQUEST_TARGET != 0 {
             offered |= flags::REQUEST_TARGET | flags::TARGET_TYPE_SERVER;
         }
-        // [MS-NLMP] 2.2.1.2; the version says Windows 10 and NTLM revision 15: clients look at nothing but the last.
+        // [MS-NLMP] 2.2.1.2; the version is Windows 10 and NTLM revision 15: clients check only the latter.
         const VERSION: [u8; 8] = [10, 0, 0, 0, 0, 0, 0, 15];
         let challenge_message = Builder::new(2, 56)
             .field(&self.target_name)
@@ -129,7 +129,7 @@ impl NtlmAcceptor {
         lookup: Lookup<'_>,
     ) -> Result<Proven, AuthError> {
         let authenticate = Authenticate::parse(token)?;
-        // [MS-NLMP] 3.2.5.1.2: no user and no response is how anonymous asks.
+        // [MS-NLMP] 3.2.5.1.2: a message without user and response requests an anonymous logon.
         if authenticate.flags & flags::ANONYMOUS != 0
             || authenticate.user.is_empty()
                 && authenticate.nt_response.is_empty()
@@ -155,12 +155,12 @@ impl NtlmAcceptor {
             keys::rc4(&exported_session_key, &mut random_session_key);
             *exported_session_key = random_session_key;
         }
-        // Judged only now: an unknown user takes the same way as a wrong password.
+        // Checked only now: an unknown user takes the same code path as a wrong password.
         if base_key.is_none() {
             return Err(AuthError::LogonFailure);
         }
-        // [MS-NLMP] 3.2.5.1.2: under the proof, so it is what the client meant. One that was led elsewhere and relayed from
-        // there means another server.
+        // [MS-NLMP] 3.2.5.1.2: protected by the proof, so it is the client's intended server. A client that was lured
+        // elsewhere and relayed from there names another server.
         if let Some(meant) = response.target_name
             && !self.spns.is_empty()
             && !self.spns.contains(&folded(meant))
@@ -181,8 +181,8 @@ impl NtlmAcceptor {
         })
     }
 
-    /// SessionBaseKey under the hash that the response proves knowledge of. Tries every hash to the end, and one that
-    /// fits no user where there is none.
+    /// SessionBaseKey for the hash that the response proves knowledge of. Tries every hash to the end; if the user does not
+    /// exist, tries a placeholder that matches no user.
     fn prove(
         &self,
         authenticate: &Authenticate<'_>,
@@ -205,12 +205,12 @@ impl NtlmAcceptor {
     }
 }
 
-/// The SPN of an SMB server ([MS-SMB2] 3.2.4.2.3: "cifs/" and its name), as it is compared.
+/// The SPN of an SMB server ([MS-SMB2] 3.2.4.2.3: "cifs/" and its name), in the form for comparisons.
 fn spn(host: &str) -> Vec<u8> {
     folded(&message::to_utf16(&format!("cifs/{host}")))
 }
 
-/// UTF-16 with the case of ASCII letters folded: host names have no others.
+/// UTF-16 with ASCII letters in lower case: host names have no others.
 fn folded(utf16: &[u8]) -> Vec<u8> {
     let fold = |unit: &[u8]| match unit {
         [letter, 0] => [letter.to_ascii_lowercase(), 0],

@@ -1,4 +1,4 @@
-//! What NTLMv2 computes from a password hash ([MS-NLMP] 3.3.2, 3.4).
+//! Keys and proofs that NTLMv2 derives from a password hash ([MS-NLMP] 3.3.2, 3.4).
 
 use hmac::{Hmac, KeyInit, Mac};
 use md5::{Digest, Md5};
@@ -33,7 +33,7 @@ pub(in crate::auth) fn ntowf_v2(hash: &NtHash, user: &str, domain: &str) -> Key 
     Zeroizing::new(hmac_md5(hash.as_bytes(), &[&name]))
 }
 
-/// Upper case as Windows does it: one character for one, so that `ß` stays.
+/// Upper case by the rules of Windows: one character for one, so that `ß` stays.
 fn upcase(c: char) -> char {
     let mut upper = c.to_uppercase();
     match (upper.next(), upper.next()) {
@@ -64,8 +64,8 @@ pub(in crate::auth) enum Side {
     Server,
 }
 
-/// The first message signature of one side: GSS_GetMIC with sequence number 0 ([MS-NLMP] 3.4.4.2), of which SPNEGO
-/// needs one. Extended session security is assumed: the acceptor refuses to go without.
+/// The first message signature of one side: GSS_GetMIC with sequence number 0 ([MS-NLMP] 3.4.4.2). SPNEGO needs only this
+/// one. Assumes extended session security: the acceptor refuses clients without it.
 pub(in crate::auth) fn first_signature(
     exported: &[u8; 16],
     negotiated: u32,

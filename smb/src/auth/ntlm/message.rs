@@ -37,10 +37,10 @@ pub(in crate::auth) mod av {
     pub(in crate::auth) const FLAG_MIC: u32 = 0x2;
 }
 
-/// Where AUTHENTICATE keeps its MIC ([MS-NLMP] 2.2.1.3).
+/// Position of the MIC in AUTHENTICATE ([MS-NLMP] 2.2.1.3).
 pub(in crate::auth) const MIC: std::ops::Range<usize> = 72..88;
 
-/// Longest user or domain name, in UTF-16 units; beyond what Windows allows.
+/// Longest user or domain name, in UTF-16 units; more than Windows allows.
 const NAME_UNITS_MAX: usize = 256;
 
 fn u16_at(message: &[u8], at: usize) -> Result<u16, AuthError> {
@@ -55,7 +55,7 @@ pub(in crate::auth) fn u32_at(message: &[u8], at: usize) -> Result<u32, AuthErro
 
 const TRUNCATED: AuthError = AuthError::Malformed("truncated NTLM message");
 
-/// Checks signature and type.
+/// Checks the signature and the type.
 pub(in crate::auth) fn expect_type(message: &[u8], message_type: u32) -> Result<(), AuthError> {
     if !message.starts_with(SIGNATURE) {
         return Err(AuthError::Malformed("not an NTLM message"));
@@ -67,7 +67,7 @@ pub(in crate::auth) fn expect_type(message: &[u8], message_type: u32) -> Result<
     }
 }
 
-/// A payload field: length, allocated length, offset. The second length means nothing ([MS-NLMP] 2.2.1).
+/// A payload field: length, allocated length, offset. The second length has no meaning ([MS-NLMP] 2.2.1).
 pub(in crate::auth) fn field(message: &[u8], at: usize) -> Result<&[u8], AuthError> {
     let len = usize::from(u16_at(message, at)?);
     let offset = u32_at(message, at + 4)? as usize;
@@ -127,11 +127,11 @@ impl<'a> Authenticate<'a> {
 /// The NTLMv2_RESPONSE in AUTHENTICATE ([MS-NLMP] 2.2.2.8).
 pub(in crate::auth) struct NtlmV2Response<'a> {
     pub(in crate::auth) nt_proof: &'a [u8; 16],
-    /// Everything after NTProofStr: what it covers.
+    /// Everything after NTProofStr: the bytes that it covers.
     pub(in crate::auth) temp: &'a [u8],
-    /// The message's MIC is present, says the client under the protection of NTProofStr.
+    /// Whether the client states, protected by NTProofStr, that the message has a MIC.
     pub(in crate::auth) has_mic: bool,
-    /// The SPN of the server that the client means, in UTF-16; none where it does not say.
+    /// The SPN of the client's intended server, in UTF-16; `None` if the client sends none.
     pub(in crate::auth) target_name: Option<&'a [u8]>,
 }
 
@@ -163,7 +163,7 @@ impl<'a> NtlmV2Response<'a> {
     }
 }
 
-/// Iterates over AV_PAIRs up to MsvAvEOL, which must come. Clients pad with zeros after it.
+/// Iterates over AV_PAIRs up to MsvAvEOL, which is mandatory. Clients pad with zeros after it.
 pub(in crate::auth) struct AvPairs<'a>(pub(in crate::auth) &'a [u8]);
 
 impl<'a> Iterator for AvPairs<'a> {
@@ -181,7 +181,7 @@ impl<'a> Iterator for AvPairs<'a> {
             Ok((av::EOL, _)) => None,
             Ok(pair) => Some(Ok(pair)),
             Err(error) => {
-                // The next call must end, not fail again for ever.
+                // The next call must end the iteration, not fail forever.
                 self.0 = &[0; 4];
                 Some(Err(error))
             }
@@ -189,7 +189,7 @@ impl<'a> Iterator for AvPairs<'a> {
     }
 }
 
-/// Appends one AV_PAIR. Values are our own names: far below 64 KiB.
+/// Appends one AV_PAIR. Values are our names: far below 64 KiB.
 pub(in crate::auth) fn push_av(out: &mut Vec<u8>, id: u16, value: &[u8]) {
     let len = u16::try_from(value.len()).expect("names of our own are short");
     out.extend_from_slice(&id.to_le_bytes());
@@ -197,7 +197,7 @@ pub(in crate::auth) fn push_av(out: &mut Vec<u8>, id: u16, value: &[u8]) {
     out.extend_from_slice(value);
 }
 
-/// Builds a message with a fixed part that refers to a payload behind it.
+/// Builds a message with a fixed part that refers to a payload after it.
 pub(in crate::auth) struct Builder {
     fixed: Vec<u8>,
     payload: Vec<u8>,

@@ -8,10 +8,10 @@ use super::reparse::ReparseTag;
 use crate::wire::cursor::{Put, Reader, align, len_u32, patch_u32, zeros};
 use crate::wire::{Fault, FileAttributes, FileTime, Malformed, limits, utf16};
 
-/// Bytes that a short name may take.
+/// Maximum length of a short name in bytes.
 const SHORT_NAME_LEN: usize = 24;
 
-/// An entry, with the fields of all classes; each encodes those that it has.
+/// An entry, with the fields of all classes; each class encodes its own fields.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct DirEntry<'a> {
@@ -24,14 +24,14 @@ pub struct DirEntry<'a> {
     pub allocation_size: u64,
     pub file_attributes: FileAttributes,
     /// Bytes of extended attributes; for a reparse point its tag ([MS-FSCC] 2.4.17), except in
-    /// FileIdExtdDirectoryInformation, which has a field for that.
+    /// FileIdExtdDirectoryInformation, which has a separate field for it.
     pub ea_size: u32,
     pub reparse_tag: ReparseTag,
     /// 8.3 name, at most twelve units; empty from us.
     pub short_name: Cow<'a, str>,
     /// 64 bits in most classes, 128 in FileIdExtdDirectoryInformation.
     pub file_id: u128,
-    /// What only entries of FilePosixInformation have.
+    /// Fields that only entries of FilePosixInformation have.
     pub posix: PosixFields,
     pub name: Cow<'a, str>,
 }
@@ -48,7 +48,7 @@ pub struct PosixFields {
     pub gid: u32,
 }
 
-/// Which fields a class has behind those that all but names have.
+/// The fields that a class has after the common ones (which FileNamesInformation lacks).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     Names,
@@ -91,7 +91,7 @@ impl Layout {
     }
 }
 
-/// Writes entries one behind the other, each aligned to eight bytes, as long as they fit.
+/// Writes entries in sequence, each aligned to eight bytes, as long as they fit.
 #[derive(Debug)]
 pub struct DirEncoder<'o> {
     layout: Layout,
@@ -102,21 +102,21 @@ pub struct DirEncoder<'o> {
 }
 
 impl<'o> DirEncoder<'o> {
-    /// Appends to `out` at most `limit` bytes. `None` if the class is none of directory entries
+    /// Appends at most `limit` bytes to `out`. `None` if the class is not one of directory entries
     /// (STATUS_INVALID_INFO_CLASS).
     pub fn new(class: FileInformationClass, out: &'o mut Vec<u8>, limit: usize) -> Option<Self> {
         let start = out.len();
         Some(Self { layout: Layout::of(class)?, out, start, limit, previous: None })
     }
 
-    /// Bytes before the name in each entry of `class`. A client's buffer smaller than this gets
+    /// Bytes before the name in each entry of `class`. If a client's buffer is smaller, the answer is
     /// STATUS_INFO_LENGTH_MISMATCH ([MS-SMB2] 3.3.5.18).
     #[must_use]
     pub fn fixed_len(class: FileInformationClass) -> Option<usize> {
         Layout::of(class).map(Layout::fixed_len)
     }
 
-    /// Appends an entry, or leaves everything as it is and says false if it does not fit.
+    /// Appends an entry. If it does not fit, leaves everything unchanged and returns false.
     pub fn push(&mut self, entry: &DirEntry<'_>) -> bool {
         let used = self.out.len() - self.start;
         let padding = used.next_multiple_of(8) - used;
@@ -202,7 +202,7 @@ fn posix(entry: &DirEntry<'_>) -> FilePosixInformation {
     }
 }
 
-/// What [`posix`] has made.
+/// The inverse of [`posix`].
 fn from_posix(file_index: u32, info: FilePosixInformation) -> DirEntry<'static> {
     let FilePosixInformation { fixed, uid, gid } = info;
     DirEntry {
@@ -248,7 +248,7 @@ pub fn parse_entries(class: FileInformationClass, bytes: &[u8]) -> Result<Vec<Di
     let mut rest = bytes;
     while !rest.is_empty() {
         let mut r = Reader::new(rest, what);
-        // A listing of an 8 MiB response may be longer than other lists; its length bounds it all the same.
+        // A listing in an 8 MiB response can be longer than other lists; its length still limits it.
         if entries.len() == limits::DIRECTORY_ENTRIES_MAX {
             return Err(r.fault(Fault::TooMany));
         }

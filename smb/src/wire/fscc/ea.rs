@@ -9,7 +9,7 @@ open_flags!(
     EaFlags(u8) { FILE_NEED_EA = 0x80 }
 );
 
-/// `FILE_FULL_EA_INFORMATION`: a name and its value; to set, an empty value deletes.
+/// `FILE_FULL_EA_INFORMATION`: a name and its value. When set, an empty value deletes the attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct FullEa<'a> {
@@ -19,14 +19,14 @@ pub struct FullEa<'a> {
 }
 
 impl<'a> FullEa<'a> {
-    /// Reads a list; no bytes are no attributes.
+    /// Reads a list; an empty buffer has no attributes.
     pub fn parse_list(bytes: &'a [u8]) -> Result<Vec<Self>, Malformed> {
         parse_list(bytes, |r| {
             let flags = r.get()?;
             let name_len = r.get::<u8>()?;
             let value_len = r.get::<u16>()?;
             let name = r.take(name_len.into())?;
-            // The terminator, which the length does not count.
+            // The terminator, which the length does not include.
             if r.get::<u8>()? != 0 {
                 return Err(r.fault(Fault::Value));
             }
@@ -47,7 +47,7 @@ impl<'a> FullEa<'a> {
     }
 }
 
-/// `FILE_GET_EA_INFORMATION`: the name of a value that is wanted.
+/// `FILE_GET_EA_INFORMATION`: the name of a requested attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct GetEa<'a> {
@@ -55,7 +55,7 @@ pub struct GetEa<'a> {
 }
 
 impl<'a> GetEa<'a> {
-    /// Reads a list; no bytes are no names.
+    /// Reads a list; an empty buffer has no names.
     pub fn parse_list(bytes: &'a [u8]) -> Result<Vec<Self>, Malformed> {
         parse_list(bytes, |r| {
             let len = r.get::<u8>()?;

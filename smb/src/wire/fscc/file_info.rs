@@ -1,7 +1,7 @@
-//! Information about files, in structures of fixed size ([MS-FSCC] 2.4), and the one that collects them.
+//! Fixed-size information about files ([MS-FSCC] 2.4), and the class that combines it.
 //!
-//! Sizes and offsets are signed on the wire and never negative in anything valid; here they are unsigned, and what was
-//! negative is beyond `i64::MAX`.
+//! Sizes and offsets are signed on the wire and never negative in valid messages; here they are unsigned, and negative values
+//! become values beyond `i64::MAX`.
 
 use super::reparse::ReparseTag;
 use crate::wire::create::CreateOptions;
@@ -23,7 +23,7 @@ layout!(
     }
 );
 layout!(
-    /// [MS-FSCC] 2.4.27: a number that names the file on its volume.
+    /// [MS-FSCC] 2.4.27: a number that identifies the file on its volume.
     FileInternalInformation[8] { index_number: u64, }
 );
 layout!(
@@ -31,7 +31,7 @@ layout!(
     FileEaInformation[4] { ea_size: u32, }
 );
 layout!(
-    /// [MS-FSCC] 2.4.1: what the handle grants.
+    /// [MS-FSCC] 2.4.1: the access that the handle grants.
     FileAccessInformation[4] { access_flags: AccessMask, }
 );
 layout!(
@@ -114,7 +114,7 @@ layout!(
     }
 );
 
-/// [MS-FSCC] 2.4.2: everything at once.
+/// [MS-FSCC] 2.4.2: several classes combined.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct FileAllInformation {
@@ -126,13 +126,13 @@ pub struct FileAllInformation {
     pub position: FilePositionInformation,
     pub mode: FileModeInformation,
     pub alignment: FileAlignmentInformation,
-    /// From the share on, `\` in front.
+    /// Path relative to the share, with a leading `\`.
     pub name: String,
 }
 
 impl FileAllInformation {
-    /// Bytes before the name. A client's buffer must hold these, or the answer is STATUS_INFO_LENGTH_MISMATCH; a name
-    /// that does not fit is cut, with STATUS_BUFFER_OVERFLOW.
+    /// Bytes before the name. If a client's buffer is smaller, the answer is STATUS_INFO_LENGTH_MISMATCH; a name that does
+    /// not fit is truncated, with STATUS_BUFFER_OVERFLOW.
     pub const FIXED_LEN: usize = 100;
 
     /// Reads the structure.

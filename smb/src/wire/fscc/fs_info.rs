@@ -170,7 +170,7 @@ open_flags!(
     }
 );
 layout!(
-    /// [MS-FSCC] 2.5.7. Offsets are `u32::MAX` where the alignment is not known.
+    /// [MS-FSCC] 2.5.7. Offsets are `u32::MAX` if the alignment is unknown.
     FileFsSectorSizeInformation[28] {
         logical_bytes_per_sector: u32, physical_bytes_per_sector_for_atomicity: u32,
         physical_bytes_per_sector_for_performance: u32,

@@ -38,7 +38,7 @@ open_enum!(
     }
 );
 
-/// VALIDATE_NEGOTIATE_INFO, what the client remembers ([MS-SMB2] 2.2.31.4).
+/// VALIDATE_NEGOTIATE_INFO: the client's values from the negotiation ([MS-SMB2] 2.2.31.4).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct ValidateNegotiateInfoRequest {
@@ -74,7 +74,7 @@ impl ValidateNegotiateInfoRequest {
 }
 
 layout!(
-    /// VALIDATE_NEGOTIATE_INFO, what the server remembers ([MS-SMB2] 2.2.32.6).
+    /// VALIDATE_NEGOTIATE_INFO: the server's values from the negotiation ([MS-SMB2] 2.2.32.6).
     ValidateNegotiateInfoResponse[24] {
         capabilities: Capabilities, guid: [u8; 16], security_mode: SecurityMode, dialect: Dialect,
     }
@@ -85,7 +85,7 @@ open_flags!(
     InterfaceCapability(u32) { RSS_CAPABLE = 0x0000_0001, RDMA_CAPABLE = 0x0000_0002 }
 );
 
-/// An address in a list of interfaces. The port is not used by any client.
+/// An address in a list of interfaces. No client uses the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub enum SocketAddress {
@@ -102,13 +102,13 @@ const FAMILY_V6: u16 = 0x0017;
 const SOCKADDR_STORAGE_LEN: usize = 128;
 const INTERFACE_LEN: usize = 24 + SOCKADDR_STORAGE_LEN;
 
-/// QUERY_NETWORK_INTERFACE_INFO: one way to reach the server ([MS-SMB2] 2.2.32.5).
+/// QUERY_NETWORK_INTERFACE_INFO: one interface of the server ([MS-SMB2] 2.2.32.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct NetworkInterfaceInfo {
     pub if_index: u32,
     pub capability: InterfaceCapability,
-    /// Bits per second; zero counts as 1 Gb/s with Linux clients.
+    /// Bits per second; Linux clients treat zero as 1 Gb/s.
     pub link_speed_bps: u64,
     pub sockaddr: SocketAddress,
 }
@@ -129,7 +129,7 @@ impl NetworkInterfaceInfo {
             r.skip(4)?;
             let link_speed_bps = r.get()?;
             let mut a = Reader::new(r.take(SOCKADDR_STORAGE_LEN)?, "socket address");
-            // The port and the address are in network order, as in a `sockaddr`; the rest is not.
+            // The port and the address are in network byte order, as in a `sockaddr`; the rest is not.
             let sockaddr = match a.get()? {
                 FAMILY_V4 => SocketAddress::V4 {
                     port: u16::from_be_bytes(a.array()?),
@@ -186,7 +186,7 @@ impl NetworkInterfaceInfo {
 }
 
 layout!(
-    /// SRV_REQUEST_RESUME_KEY, the answer ([MS-SMB2] 2.2.32.3); no context follows.
+    /// SRV_REQUEST_RESUME_KEY, the response ([MS-SMB2] 2.2.32.3); no context follows.
     ResumeKeyResponse[32] { resume_key: [u8; 24], _: 4, _: 4, }
 );
 
@@ -199,14 +199,14 @@ layout!(
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct CopyChunkRequest {
-    /// From [`ResumeKeyResponse`]: which file to copy from.
+    /// From [`ResumeKeyResponse`]: the source file.
     pub source_key: [u8; 24],
     pub chunks: Vec<CopyChunk>,
 }
 
 impl CopyChunkRequest {
-    /// Reads the input of the control. More than [`limits::COPY_CHUNKS_MAX`] chunks are [`Fault::TooMany`], which
-    /// [MS-SMB2] 3.3.5.15.6 answers with the limits in a [`CopyChunkResponse`].
+    /// Reads the input of the control. More than [`limits::COPY_CHUNKS_MAX`] chunks are [`Fault::TooMany`]; [MS-SMB2]
+    /// 3.3.5.15.6 requires an answer with the limits in a [`CopyChunkResponse`].
     pub fn parse(input: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader::new(input, "copychunk request");
         let source_key = r.get()?;
@@ -229,18 +229,18 @@ impl CopyChunkRequest {
 }
 
 layout!(
-    /// What was copied; with STATUS_INVALID_PARAMETER, the limits instead ([MS-SMB2] 2.2.32.1).
+    /// Number of chunks and bytes copied; with STATUS_INVALID_PARAMETER, the limits instead ([MS-SMB2] 2.2.32.1).
     CopyChunkResponse[12] { chunks_written: u32, chunk_bytes_written: u32, total_bytes_written: u32, }
 );
 
 layout!(
-    /// A range of a file: QUERY_ALLOCATED_RANGES, in and out ([MS-FSCC] 2.3.49, 2.3.50), and FILE_LEVEL_TRIM
-    /// ([MS-FSCC] 2.3.13.1).
+    /// A range of a file: QUERY_ALLOCATED_RANGES, input and output ([MS-FSCC] 2.3.49, 2.3.50), and FILE_LEVEL_TRIM ([MS-FSCC]
+    /// 2.3.13.1).
     FileRange[16] { file_offset: u64, length: u64, }
 );
 
 impl FileRange {
-    /// Reads ranges until `output` ends.
+    /// Reads ranges up to the end of `output`.
     pub fn parse_list(output: &[u8]) -> Result<Vec<Self>, Malformed> {
         let mut r = Reader::new(output, "file ranges");
         let mut ranges = Vec::new();
@@ -255,7 +255,7 @@ impl FileRange {
 }
 
 layout!(
-    /// SET_ZERO_DATA: from offset up to, not including, the byte behind ([MS-FSCC] 2.3.71).
+    /// SET_ZERO_DATA: from the offset up to, but not including, `beyond_final_zero` ([MS-FSCC] 2.3.71).
     ZeroData[16] { file_offset: u64, beyond_final_zero: u64, }
 );
 
@@ -275,7 +275,7 @@ layout!(
 );
 
 layout!(
-    /// The answer to FILE_LEVEL_TRIM ([MS-FSCC] 2.3.14).
+    /// The response to FILE_LEVEL_TRIM ([MS-FSCC] 2.3.14).
     FileLevelTrimOutput[4] { num_ranges_processed: u32, }
 );
 
@@ -297,7 +297,7 @@ layout!(
 );
 
 layout!(
-    /// GET_INTEGRITY_INFORMATION, the answer ([MS-FSCC] 2.3.28).
+    /// GET_INTEGRITY_INFORMATION, the response ([MS-FSCC] 2.3.28).
     IntegrityInformation[16] {
         checksum_algorithm: u16, _: 2, flags: u32, checksum_chunk_size: u32, cluster_size: u32,
     }
@@ -335,25 +335,25 @@ impl DfsReferralRequest {
     }
 }
 
-/// SRV_ENUMERATE_SNAPSHOTS, the answer ([MS-SMB2] 2.2.32.2).
+/// SRV_ENUMERATE_SNAPSHOTS, the response ([MS-SMB2] 2.2.32.2).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct SnapshotArray {
     pub number_of_snapshots: u32,
-    /// `@GMT-YYYY.MM.DD-HH.MM.SS`; fewer than there are if the client's buffer was too small.
+    /// `@GMT-YYYY.MM.DD-HH.MM.SS`; incomplete if the client's buffer was too small.
     pub snapshots: Vec<String>,
-    /// Bytes that all of them need.
+    /// Bytes needed for all snapshots.
     pub snapshot_array_size: u32,
 }
 
 impl SnapshotArray {
-    /// An answer with all `snapshots`.
+    /// A response with all `snapshots`.
     #[must_use]
     pub fn complete(snapshots: Vec<String>) -> Self {
         let size = snapshots.iter().map(|token| utf16::encoded_len(token) + 2).sum::<usize>() + 2;
         Self {
             number_of_snapshots: len_u32(snapshots.len()),
-            // Windows and Samba count the final terminator only with a list to terminate.
+            // Windows and Samba count the final terminator only if the list is not empty.
             snapshot_array_size: if snapshots.is_empty() { 0 } else { len_u32(size) },
             snapshots,
         }
@@ -388,8 +388,8 @@ impl SnapshotArray {
             utf16::encode(token, out);
             zeros(out, 2);
         }
-        // The terminator of the list. A client's buffer is at least 16 bytes ([MS-SMB2] 3.3.5.15.1), so an empty list
-        // is padded to that.
+        // The terminator of the list. A client's buffer is at least 16 bytes ([MS-SMB2] 3.3.5.15.1), so an empty list is
+        // padded to that length.
         zeros(out, if self.snapshots.is_empty() { 4 } else { 2 });
     }
 }

@@ -1,4 +1,4 @@
-//! Information with names in it ([MS-FSCC] 2.4).
+//! Information classes that contain names ([MS-FSCC] 2.4).
 
 use crate::wire::cursor::{Put, Reader, align, len_u32, patch_u32, zeros};
 use crate::wire::newtype::open_flags;
@@ -30,14 +30,14 @@ impl FileNameInformation {
     }
 }
 
-/// A new name, as SMB2 has it: FileRenameInformation ([MS-FSCC] 2.4.42.2) and FileLinkInformation (2.4.28.2).
+/// A new name, in the layout for SMB2: FileRenameInformation ([MS-FSCC] 2.4.42.2) and FileLinkInformation (2.4.28.2).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct FileRenameInformation {
     pub replace_if_exists: bool,
     /// Zero over the network.
     pub root_directory: u64,
-    /// From the share on.
+    /// Path relative to the share.
     pub file_name: String,
 }
 
@@ -73,7 +73,7 @@ open_flags!(
     }
 );
 
-/// A new name and how to take it ([MS-FSCC] 2.4.43).
+/// A new name and flags for the rename ([MS-FSCC] 2.4.43).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct FileRenameInformationEx {
@@ -107,7 +107,7 @@ fn encode_target(out: &mut Vec<u8>, start: usize, root_directory: u64, file_name
     out.put(root_directory);
     out.put(len_u32(utf16::encoded_len(file_name)));
     utf16::encode(file_name, out);
-    // [MS-FSCC] 2.4.42.2: at least 24 bytes, short names are padded.
+    // [MS-FSCC] 2.4.42.2: at least 24 bytes, so short names are padded.
     let len = out.len() - start;
     zeros(out, 24usize.saturating_sub(len));
 }
@@ -118,12 +118,12 @@ fn encode_target(out: &mut Vec<u8>, start: usize, root_directory: u64, file_name
 pub struct FileStreamInformation {
     pub stream_size: u64,
     pub stream_allocation_size: u64,
-    /// `::$DATA` for the unnamed one.
+    /// `::$DATA` for the unnamed stream.
     pub stream_name: String,
 }
 
 impl FileStreamInformation {
-    /// Reads a list; no bytes are no streams.
+    /// Reads a list; an empty buffer has no streams.
     pub fn parse_list(bytes: &[u8]) -> Result<Vec<Self>, Malformed> {
         let mut streams = Vec::new();
         let mut rest = bytes;

@@ -1,4 +1,4 @@
-//! What changed in a directory ([MS-FSCC] 2.7.1).
+//! Changes in a directory ([MS-FSCC] 2.7.1).
 
 use crate::wire::cursor::{Put, Reader, align, len_u32, patch_u32, zeros};
 use crate::wire::newtype::open_enum;
@@ -18,7 +18,7 @@ open_enum!(
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct FileNotifyInformation {
     pub action: NotifyAction,
-    /// Relative to the directory watched.
+    /// Relative to the watched directory.
     pub file_name: String,
 }
 
@@ -47,8 +47,8 @@ impl FileNotifyInformation {
         Ok(changes)
     }
 
-    /// Appends a list of at most `limit` bytes. False, and nothing appended, if it is longer: the client is then asked
-    /// STATUS_NOTIFY_ENUM_DIR ([MS-SMB2] 3.3.5.19).
+    /// Appends a list of at most `limit` bytes. If it is longer, appends nothing and returns false: the client is then
+    /// answered STATUS_NOTIFY_ENUM_DIR ([MS-SMB2] 3.3.5.19).
     pub fn encode_list(changes: &[Self], out: &mut Vec<u8>, limit: usize) -> bool {
         let list = out.len();
         for (index, change) in changes.iter().enumerate() {

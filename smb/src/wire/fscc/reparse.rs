@@ -13,7 +13,7 @@ open_enum!(
     }
 );
 
-/// `REPARSE_DATA_BUFFER` ([MS-FSCC] 2.1.2.2), for tags of Microsoft; others carry a GUID in front of their data.
+/// `REPARSE_DATA_BUFFER` ([MS-FSCC] 2.1.2.2), for Microsoft tags; others have a GUID before their data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct ReparseDataBuffer<'a> {

@@ -77,7 +77,7 @@ impl Sid {
         Self { identifier_authority: 5, sub_authorities: vec![UNIX, 3, mode] }
     }
 
-    /// Appends [`Self::unix_user`] and [`Self::unix_group`] without making them: listings have them in each entry.
+    /// Appends [`Self::unix_user`] and [`Self::unix_group`] without allocating them: listings have them in each entry.
     pub fn encode_owner(uid: u32, gid: u32, out: &mut Vec<u8>) {
         for (kind, id) in [(1, uid), (2, gid)] {
             out.extend_from_slice(&[SID_REVISION, 3, 0, 0, 0, 0, 0, 5]);
@@ -85,13 +85,13 @@ impl Sid {
         }
     }
 
-    /// The uid of a Unix user: S-1-5-88-1-uid, or S-1-22-1-uid as Samba writes it.
+    /// The uid of a Unix user: S-1-5-88-1-uid, or Samba's form S-1-22-1-uid.
     #[must_use]
     pub fn as_unix_user(&self) -> Option<u32> {
         self.unix(1)
     }
 
-    /// The gid of a Unix group: S-1-5-88-2-gid, or S-1-22-2-gid as Samba writes it.
+    /// The gid of a Unix group: S-1-5-88-2-gid, or Samba's form S-1-22-2-gid.
     #[must_use]
     pub fn as_unix_group(&self) -> Option<u32> {
         self.unix(2)
@@ -123,7 +123,7 @@ impl Sid {
         Ok(Self { identifier_authority, sub_authorities })
     }
 
-    /// Reads a SID; what follows it is ignored.
+    /// Reads a SID; bytes after it are ignored.
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         Self::read(&mut Reader::new(bytes, "sid"))
     }
@@ -160,24 +160,24 @@ pub struct Ace {
     pub body: AceBody,
 }
 
-/// What follows the header of an entry.
+/// Body of an entry, after its header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AceBody {
-    /// Of the types ACCESS_ALLOWED, ACCESS_DENIED, SYSTEM_AUDIT and SYSTEM_MANDATORY_LABEL.
+    /// Body of the types ACCESS_ALLOWED, ACCESS_DENIED, SYSTEM_AUDIT and SYSTEM_MANDATORY_LABEL.
     Basic {
         /// `Mask`.
         mask: AccessMask,
         /// `Sid`.
         sid: Sid,
     },
-    /// Of all others, kept as it is.
+    /// Body of all other types, kept unchanged.
     Other(Vec<u8>),
 }
 
 const ACE_HEADER_LEN: usize = 4;
 
 impl Ace {
-    /// Lets `sid` have `mask`.
+    /// An entry that grants `mask` to `sid`.
     #[must_use]
     pub const fn allow(sid: Sid, mask: AccessMask) -> Self {
         Self {
@@ -226,7 +226,7 @@ impl Ace {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Acl {
-    /// 2, or 4 with entries for objects.
+    /// 2, or 4 with object entries.
     pub acl_revision: u8,
     pub aces: Vec<Ace>,
 }
@@ -260,11 +260,11 @@ impl Acl {
     }
 }
 
-/// `SECURITY_DESCRIPTOR` ([MS-DTYP] 2.4.6). A list that is present but `None` is the null list, which grants all.
+/// `SECURITY_DESCRIPTOR` ([MS-DTYP] 2.4.6). A list that is present but `None` is the null list, which grants all access.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct SecurityDescriptor {
-    /// [`Control::SELF_RELATIVE`] is set when encoded, whatever is here.
+    /// [`Control::SELF_RELATIVE`] is always set when encoded.
     pub control: Control,
     pub owner: Option<Sid>,
     pub group: Option<Sid>,
@@ -282,7 +282,7 @@ impl SecurityDescriptor {
             return Err(r.fault(Fault::Value));
         }
         r.skip(1)?;
-        // What is in a message is self-relative, whether it says so or not.
+        // A descriptor in a message is always self-relative, even without the flag.
         let control = r.get::<Control>()? | Control::SELF_RELATIVE;
         let mut part = || -> Result<u32, Malformed> { r.get() };
         let (owner, group, sacl, dacl) = (part()?, part()?, part()?, part()?);
