@@ -64,8 +64,8 @@ impl ChannelList {
     /// Adds a channel and returns its nonce part.
     ///
     /// # Errors
-    /// `STATUS_REQUEST_NOT_ACCEPTED` if the connection is a channel already, `STATUS_INSUFFICIENT_RESOURCES` beyond the
-    /// limit and if all nonce parts have been issued.
+    /// `STATUS_REQUEST_NOT_ACCEPTED` if the connection is a channel already or the session is being reauthenticated,
+    /// `STATUS_INSUFFICIENT_RESOURCES` beyond the limit and if all nonce parts have been issued.
     pub(crate) fn join(
         &mut self,
         connection: ConnectionId,

@@ -243,7 +243,7 @@ impl Session {
         inner.channels.join(connection, link)
     }
 
-    /// Returns the error that [`Self::join`] would return, without joining.
+    /// Returns the error that [`ChannelList::join`] would return, without joining.
     pub(crate) fn may_join(&self, connection: ConnectionId) -> Result<(), NtStatus> {
         self.inner().channels.may_join(connection)
     }
