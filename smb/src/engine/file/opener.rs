@@ -76,8 +76,8 @@ pub(crate) struct Opener {
 }
 
 impl Opener {
-    /// Returns what an opener takes from clients that have the file open: handles, if they keep it out and may be open only
-    /// for the cache, and the right to write later.
+    /// Returns the caching that an opener takes from clients that have the file open: after a sharing violation HANDLE caching,
+    /// because their handles may be open only for the cache; otherwise WRITE caching.
     pub(in crate::engine) fn takes(&self, violation: bool) -> LeaseState {
         match (violation, self.deletes) {
             (true, _) => H,
