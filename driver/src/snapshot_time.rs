@@ -1,12 +1,12 @@
-//! The time of a snapshot in the mount option `snapshot`: `@GMT-YYYY.MM.DD-HH.MM.SS` ([MS-SMB2] 2.2.32.2), as `smbinfo
-//! list-snapshots` and mount.cifs have it, or the FILETIME that the kernel takes.
+//! The time of a snapshot in the mount option `snapshot`: either `@GMT-YYYY.MM.DD-HH.MM.SS` ([MS-SMB2] 2.2.32.2), as in
+//! `smbinfo list-snapshots` and mount.cifs, or the FILETIME that the kernel uses.
 
-/// Seconds from the beginning of FILETIME (1601) to that of Unix time.
+/// Seconds from the FILETIME epoch (1601) to the Unix epoch.
 const UNIX_EPOCH_S: i64 = 11_644_473_600;
-/// FILETIME counts in 100 ns.
+/// FILETIME counts units of 100 ns.
 const TICKS_PER_S: u64 = 10_000_000;
 
-/// The FILETIME of a snapshot; `None` for what is none.
+/// Parses the FILETIME of a snapshot; `None` if the text is invalid.
 pub(crate) fn parse(text: &str) -> Option<u64> {
     match text.strip_prefix("@GMT-") {
         Some(token) => filetime(token),
