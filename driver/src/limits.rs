@@ -48,7 +48,7 @@ pub(crate) const IN_FLIGHT_MAX: usize = 1024;
 /// Concurrent calls on one connection; further calls wait in the transport.
 pub(crate) const CONCURRENT_CALLS_MAX: usize = 256;
 
-/// Deadline of an admin API call that copies a volume: clients are suspended for at most 30 s of it, and writes to stable
+/// Deadline of an admin API call that copies a volume: clients wait for at most 30 s of this time, and writes to stable
 /// storage take additional time.
 pub(crate) const COPY_DEADLINE: Duration = Duration::from_secs(120);
 /// Deadline of an admin API call.

@@ -243,7 +243,7 @@ pub(crate) async fn listen_at(
     let app = Router::new().route(
         "/metrics",
         get(move || async move {
-            // The kernel's tables are read, which may wait for a mount that hangs.
+            // Reads the kernel's tables, which can block on a mount that hangs.
             match spawn_blocking(move || metrics.text()).await {
                 Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, openmetrics)], text),
                 Err(error) => {

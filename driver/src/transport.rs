@@ -15,7 +15,7 @@ pub(crate) enum Transport {
     /// RDMA if both ends support it, otherwise TCP.
     #[default]
     Auto,
-    /// RDMA, or no mount.
+    /// RDMA only.
     Rdma,
     /// TCP.
     Tcp,

@@ -27,7 +27,7 @@ pub struct Me {
     pub epoch: Epoch,
     /// The host identifier that the subsystem is connected with.
     pub host: HostId,
-    /// The same instance before it was assigned to a cluster. Its keys count as earlier epochs if their number is lower.
+    /// The same instance before its cluster was known. Its keys count as earlier epochs if their number is lower.
     pub former: Option<InstanceHash>,
     /// A key that belongs to no epoch of ours but may be preempted anyway: an administrator has declared that the server with
     /// this key is permanently gone.

@@ -172,7 +172,7 @@ fn record(bytes: &[u8; RECORD_BYTES]) -> Record {
     }
 }
 
-/// A field that ends with zeros, or with spaces as older targets have it.
+/// A field that is padded with zeros, or with spaces by older targets.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     let text = String::from_utf8_lossy(&bytes[..end]);
