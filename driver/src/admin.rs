@@ -78,7 +78,7 @@ impl Admin {
         volume.ok_or_else(|| self.error(Status::internal("the response holds no volume")))
     }
 
-    /// Whether the server answers.
+    /// Whether the server responds.
     pub(crate) async fn probe(&self) -> Result<(), Error> {
         let request = Self::request(GetServerInfoRequest {}, PROBE_DEADLINE);
         self.client.clone().get_server_info(request).await.map(drop).map_err(|status| self.error(status))

@@ -48,7 +48,7 @@ impl Capability {
         matches!(self.mode, Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly)
     }
 
-    /// The group that owns the volume's files.
+    /// The group that the volume's files must show.
     pub(crate) fn group(&self) -> Result<Option<u32>, Error> {
         match self.mount.volume_mount_group.as_str() {
             "" => Ok(None),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-/// Longest node id (CSI NodeGetInfoResponse.node_id).
+/// Longest node ID (CSI NodeGetInfoResponse.node_id).
 const NODE_ID_BYTES_MAX: usize = 256;
 
 /// The Forebay CSI driver.

@@ -5,7 +5,7 @@ use std::time::Duration;
 /// CSI: "string fields have a limit of 128 bytes" unless the field says otherwise.
 pub(crate) const NAME_BYTES_MAX: usize = 128;
 
-/// Longest volume id: that of the admin API, which is also a share's name.
+/// Longest volume ID: the limit of the admin API, which also applies to a share's name.
 pub(crate) const VOLUME_ID_BYTES_MAX: usize = 63;
 
 /// CSI: maps hold at most 4 KiB, keys and values together.

@@ -211,8 +211,8 @@ async fn stopped(mut stopping: watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stop| *stop).await;
 }
 
-/// Starts the tasks of a Kubernetes node beside serving CSI: registration with the kubelet, publishing the node's hardware, and
-/// offering its RDMA devices.
+/// Starts the tasks of a Kubernetes node in addition to serving CSI: registration with the kubelet, publishing the node's
+/// hardware, and offering its RDMA devices.
 async fn join_cluster(
     config: &Config,
     registration: watch::Sender<Outcome>,

@@ -12,7 +12,7 @@ const DEBUG_DATA: &str = "/proc/fs/cifs/DebugData";
 /// A volume that is mounted for pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MountedVolume {
-    /// Its id, which is its share's name.
+    /// Its ID, which is its share's name.
     pub(crate) id: String,
     /// The server's address.
     pub(crate) address: String,

@@ -166,11 +166,11 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// What mounts of a source are made to look like: kind and options of the file system.
+    /// How mounts of a source are disguised: type and options of the file system.
     static DISGUISES: Mutex<Option<HashMap<OsString, (String, String)>>> = Mutex::new(None);
 
-    /// Shows every mount of this source, whatever it is, as one of the kernel's SMB client with these options. Test
-    /// machines seldom have that client; what is mounted, silent or busy is real. A source belongs to one test.
+    /// Shows every mount of this source as a mount of the kernel's SMB client with these options. Test machines rarely have
+    /// that client; the mount itself, and that it hangs or is busy, is real. Each source belongs to one test.
     pub(crate) fn disguise_as_smb(source: &str, super_options: &str) {
         let mut disguises = DISGUISES.lock().unwrap_or_else(PoisonError::into_inner);
         let look = ("cifs".to_owned(), super_options.to_owned());

@@ -113,7 +113,7 @@ impl MountOptions {
         }
         let mut built = Self {
             options: BTreeMap::new(),
-            // A pod that can write a volume must not be able to place a setuid program or a device in it for the other pods'
+            // A pod that can write a volume must not be able to plant a setuid program or a device in it for the other pods'
             // nodes.
             attributes: MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV,
         };
@@ -138,8 +138,8 @@ impl MountOptions {
         built.set("actimeo", Some("1"));
         // I/O waits for a server that restarts or fails over, instead of failing the job.
         built.set("hard", None);
-        // After three unanswered ECHO requests, the client drops the connection and resolves the server's address again; the
-        // kernel's default interval is 60 s.
+        // After three of these intervals without a response, the client gives up the connection and looks up the server's
+        // current address; the kernel's default interval is 60 s.
         built.set("echo_interval", Some(ECHO_INTERVAL_S));
         // Without it, a kernel that cannot load its default table silently falls back to Latin-1.
         built.set("iocharset", Some("utf8"));

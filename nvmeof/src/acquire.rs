@@ -1,6 +1,6 @@
 //! Holds a namespace against all other hosts: which host may take it, and whether this host still has it.
 //!
-//! Rules, in whatever order hosts start, stop and return:
+//! The rules apply in whatever order hosts start, stop and return:
 //! * The reservation is of type Exclusive Access, so the target refuses every command of a host that is not the holder. There
 //!   is one writer.
 //! * A host may take it only from an *earlier epoch of the same instance*, and only by preempt-and-abort, which completes after
@@ -280,7 +280,7 @@ pub fn settle(target: &dyn Reservations, me: &Me) -> Result<Check, ReservationEr
     }
 }
 
-/// Registers our key if this host has one of an earlier epoch, and takes nothing: a process of that epoch that still runs here
+/// Replaces the key of an earlier epoch of this host with ours, and takes nothing: a process of that epoch that still runs here
 /// stops when it detects the new key.
 ///
 /// # Errors

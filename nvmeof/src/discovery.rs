@@ -205,7 +205,7 @@ mod tests {
             assert!(data.len() <= LOG_CHUNK_BYTES && data.len().is_multiple_of(4));
             let page = pages(commands);
             commands += 1;
-            // As a target does it: what lies behind the end is zeros.
+            // A target returns zeros beyond the end.
             let offset = usize::try_from(offset).expect("small");
             let from = page.get(offset..).unwrap_or_default();
             let count = from.len().min(data.len());

@@ -54,7 +54,7 @@ pub enum ConnectError {
         /// Why.
         source: io::Error,
     },
-    /// The TLS key could not be added to the kernel's keyring.
+    /// The TLS key is not in the kernel's keyring.
     #[error("cannot connect {nqn} with TLS: {source}")]
     Key {
         /// Subsystem.
@@ -100,7 +100,7 @@ pub struct Ensured {
     pub failed: Vec<ConnectError>,
     /// Controllers that are not required and were kept, since no required one is live.
     pub spared: Vec<String>,
-    /// Controllers that could not be disconnected, or that refused the new timing.
+    /// Controllers that could not be disconnected, or with timing that could not be set.
     pub odd: Vec<String>,
 }
 
@@ -113,7 +113,7 @@ pub enum EnsureError {
     /// No path could be connected and none existed.
     #[error("{}", failures(.0))]
     NoPath(Vec<ConnectError>),
-    /// The TLS key could not be added to the kernel's keyring.
+    /// The TLS key is not in the kernel's keyring.
     #[error(transparent)]
     Key(ConnectError),
     /// TLS is required, but existing controllers do not use it and could not be replaced.

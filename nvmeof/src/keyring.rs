@@ -182,7 +182,7 @@ fn is_ours(line: &str) -> Option<KeySerial> {
     let serial = u32::from_str_radix(words.next()?, 16).ok()?;
     // After its module is removed, the keyring stays, revoked.
     let usable = words.next()?.starts_with("I-");
-    // Only the kernel makes a keyring with a name that begins with a dot.
+    // Only the kernel can create a keyring with a name that begins with a dot.
     let owner = words.nth(3)?;
     let (kind, name) = (words.nth(1)?, words.next()?);
     let ours = usable && owner == "0" && kind == "keyring" && name.strip_suffix(':') == Some(NAME);

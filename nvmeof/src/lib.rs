@@ -12,7 +12,7 @@
 //!
 //! # Example
 //!
-//! The reservation key identifies the host, and its epoch, that holds a namespace:
+//! The reservation key shows which host, in which epoch, holds a namespace:
 //!
 //! ```
 //! use forebay_nvmeof::{Epoch, HostIdentity, InstanceHash, ReservationKey, Sysfs};

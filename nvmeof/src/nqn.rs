@@ -57,7 +57,7 @@ impl FromStr for Nqn {
     }
 }
 
-/// Whether the kernel accepts this text unquoted as the value of an option.
+/// Whether the kernel accepts this text, unmodified, as the value of an option.
 pub(crate) fn is_option_value(text: &str) -> bool {
     !text.is_empty()
         && !text.contains([',', '\\'])

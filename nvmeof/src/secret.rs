@@ -54,7 +54,7 @@ const DHCHAP_FORM: &str = "DHHC-1:<00 to 03>:<base64>:";
 const PSK_FORM: &str = "NVMeTLSkey-1:<00 to 02>:<base64>:";
 
 impl DhChapKey {
-    /// Checks and takes a key.
+    /// Parses and checks a key.
     ///
     /// # Errors
     /// If it is not a key.
@@ -76,7 +76,7 @@ impl DhChapKey {
 }
 
 impl TlsPsk {
-    /// Checks and takes a key.
+    /// Parses and checks a key.
     ///
     /// # Errors
     /// If it is not a key.

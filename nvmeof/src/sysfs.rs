@@ -87,7 +87,7 @@ pub struct ControllerAddress {
 pub enum ControllerState {
     /// Being set up.
     New,
-    /// Takes I/O.
+    /// Accepts I/O.
     Live,
     /// Being reset.
     Resetting,
@@ -95,7 +95,7 @@ pub enum ControllerState {
     Connecting,
     /// Being removed.
     Deleting,
-    /// Given up.
+    /// Given up by the kernel.
     Dead,
     /// Any other.
     Other(String),
@@ -377,7 +377,7 @@ impl Sysfs {
         Self { root: root.into() }
     }
 
-    /// Where a controller's attributes are.
+    /// Directory of a controller's attributes.
     pub(crate) fn controller(&self, name: &str) -> PathBuf {
         self.root.join("class/nvme").join(name)
     }

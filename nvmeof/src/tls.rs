@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use crate::secret::tests::psk;
 
-    /// The key of libnvme's own tests; the longer one goes on with its second half.
+    /// The key of libnvme's own tests; the longer key is this one followed by its second half.
     const KEY: [u8; 32] = [
         0x55, 0x12, 0xDB, 0xB6, 0x73, 0x7D, 0x01, 0x06, 0xF6, 0x59, 0x75, 0xB7, 0x73, 0xDF, 0xB0, 0x11, 0xFF,
         0xC3, 0x44, 0xBC, 0xF4, 0x42, 0xE2, 0xDD, 0x6D, 0x8B, 0xC4, 0x87, 0x0B, 0x5D, 0x5B, 0x03,
@@ -293,7 +293,7 @@ mod tests {
         let (host, subsystem) = (nqn("nqn.h"), nqn("nqn.s"));
         let is = |identity: &str| is_of(identity, &host, &subsystem);
         assert!(is("NVMe0R01 nqn.h nqn.s") && is("NVMe1R02 nqn.h nqn.s abc="));
-        // Keys that the kernel has made by itself, others' keys, and what only begins alike.
+        // Keys that the kernel has created, keys of others, and keys with the same prefix only.
         for other in [
             "",
             "NVMe1G01 nqn.h nqn.s abc=",

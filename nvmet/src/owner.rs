@@ -77,8 +77,6 @@ pub(crate) fn is_empty(nqn: &str, subsystem: &Subsystem, observed: &Observed) ->
 }
 
 /// Whether only a Forebay target assigns such a name.
-/// #84
-/// The serial number of a subsystem, which is the same on every start; at most 20 characters (NVMe Base, Identify
 pub(crate) fn is_our_name(nqn: &str) -> bool {
     nqn.starts_with(NAMES)
 }

@@ -1,4 +1,5 @@
-//! The backing devices and files of the configured namespaces: finds and examines them, and claims them until they are offered.
+//! The backing devices and files of the configured namespaces: finds and examines them, and claims them while they are being
+//! offered.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -77,7 +78,7 @@ enum Identity {
     File(u64, u64),
 }
 
-/// The results of a survey, and the claims that exclude other users from drives until they are offered.
+/// The results of a survey, and the claims that exclude other users from drives while they are being offered.
 #[derive(Debug, Default)]
 pub(crate) struct Grounds {
     pub(crate) by_key: BTreeMap<Key, Ground>,
@@ -89,7 +90,7 @@ pub(crate) struct Grounds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Appearance {
     identity: Identity,
-    /// Number of the disk among all that have ever come since the machine was booted.
+    /// Sequence number of the disk, among all disks that have appeared since boot.
     sequence: Option<u64>,
 }
 

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::limits::STATUS_ENTRIES_MAX;
 
-/// Condition type: the agent runs and could read everything.
+/// Condition type: the agent runs and was able to read everything.
 const READY: &str = "Ready";
 
 /// Condition type: at least one RDMA port is usable.

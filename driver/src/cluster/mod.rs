@@ -156,7 +156,8 @@ impl Clusters {
         Ok(clusters)
     }
 
-    /// The admin API of an instance. Does not check its phase: the call itself shows reliably whether the instance serves.
+    /// The admin API of an instance. Does not check its phase: the call itself is a better indication whether the instance
+    /// serves.
     pub(crate) async fn connect(
         &self,
         cluster: &StorageCluster,

@@ -85,7 +85,7 @@ impl NodeService {
                 }
             },
         };
-        // The claim covers the path, not the mount: the check confirms that the mount is still the same.
+        // The claim covers the path; the check confirms that the same mount is still there.
         let (work_path, entry, given) = (path.to_owned(), entry.clone(), credentials.clone());
         let (claim, renewed) = under(claim, "remount", self.deadlines.mount, move || {
             let resolved = resolve(&work_path).map_err(|e| io_error("resolve", &work_path, e))?;

@@ -71,7 +71,7 @@ impl Scene {
         mount::mount("tmpfs", source, &settings, MountAttrFlags::empty(), &self.path(name)).expect("mounted");
     }
 
-    /// As the kubelet names it, for a second pod.
+    /// A request with the target path that the kubelet uses for a second pod.
     fn second_pod(&self) -> NodePublishVolumeRequest {
         NodePublishVolumeRequest { target_path: self.text("pod2/mount"), ..self.publish_request(false) }
     }

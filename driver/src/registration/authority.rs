@@ -308,7 +308,7 @@ pub(super) mod tests {
             b"GET / HTTP/1.1\r\nHost: a\r\n\r\n and more than a preface".to_vec(),
             b"PRI".to_vec(),
             [PREFACE, &[0xff; 64]].concat(),
-            // Blocks that go on elsewhere, are cut, or lie about a length.
+            // Blocks that continue in another frame, are truncated, or contain a wrong length.
             [PREFACE, &frame(HEADERS, 0, 1, &call("/p", &authority("/a")))].concat(),
             [PREFACE, &frame(HEADERS, END_HEADERS, 1, &[0x41, 0x7f, 0xff])].concat(),
             [PREFACE, &frame(HEADERS, END_HEADERS | PADDED, 1, &[9, 0x41, 1, b'a'])].concat(),

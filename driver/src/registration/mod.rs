@@ -88,7 +88,7 @@ pub(crate) async fn run(
                 if refusals >= REFUSALS_MAX {
                     bail!("the kubelet refused to register the driver: {reason}");
                 }
-                // The kubelet does not retry a socket that it has refused, only a new one. The refusal may be temporary.
+                // The kubelet does not retry a socket that it has refused, only a new one. It may only have been busy.
                 warn!(reason, "the kubelet refused to register the driver, asking once more");
                 tokio::select! {
                     () = sleep(REFUSED_DELAY * refusals) => {}

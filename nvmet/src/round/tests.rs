@@ -291,7 +291,7 @@ fn what_others_have_made_is_not_touched() {
     machine.good(&one());
     let with_foreign = Says { subsystems: vec![(NQN, vec![], vec![("one", 1), ("foreign", 1)])], ..one() };
     machine.problem(&with_foreign, "foreign: namespace 1 of theirs lies on it");
-    // Created by another program.
+    // On the same address and port as the other target.
     machine.problem(
         &Says { service: 4421, ..one() },
         "port 1 of the kernel's target, which is not this target's",
