@@ -1,4 +1,4 @@
-//! Where a volume is served: `host`, `host:port`, `[v6]:port`, or several of them with commas between.
+//! Addresses of a volume's servers: `host`, `host:port`, `[v6]:port`, or a comma-separated list of them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,7 +10,7 @@ use crate::limits::{ADDRESSES_BYTES_MAX, ADDRESSES_MAX};
 /// The port of SMB over TCP ([MS-SMB2] 2.1).
 const SMB_PORT: u16 = 445;
 
-/// DNS names end here (RFC 1035 2.3.4).
+/// Longest DNS name (RFC 1035 2.3.4).
 const HOST_BYTES_MAX: usize = 253;
 
 /// One address of a server.
@@ -54,7 +54,7 @@ impl FromStr for ServerAddress {
                 port.parse().ok().filter(|&p| p != 0).ok_or_else(|| format!("{port:?} is no port"))?
             }
         };
-        // A host goes into //host/share and so must hold nothing that reads as a separator there.
+        // A host becomes part of //host/share, so it must not contain characters that act as separators there.
         let usable = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
         let is_v6 = host.parse::<Ipv6Addr>().is_ok();
         if host.is_empty() || host.len() > HOST_BYTES_MAX || !(is_v6 || host.bytes().all(usable)) {
@@ -74,7 +74,7 @@ impl fmt::Display for ServerAddress {
     }
 }
 
-/// Parses a list with commas.
+/// Parses a comma-separated list.
 pub(crate) fn parse_list(field: &'static str, text: &str) -> Result<Vec<ServerAddress>, Error> {
     let addresses = text
         .split(',')

@@ -1,4 +1,4 @@
-//! A server as the driver sees it: its admin API.
+//! Client of a server's admin API.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use crate::limits::{ADMIN_DEADLINE, COPY_DEADLINE, PROBE_DEADLINE};
 use crate::names::VolumeId;
 use crate::secrets::Credentials;
 
-/// A client that connects when it is first used, and again after the server restarted.
+/// A client that connects on first use, and again after the server has restarted.
 #[derive(Clone, Debug)]
 pub(crate) struct Admin {
     client: AdminClient<Channel>,
-    /// Its owner, for messages.
+    /// Name of the server, for messages.
     who: Arc<str>,
     has_failed: Arc<AtomicBool>,
 }
@@ -36,7 +36,7 @@ impl Admin {
         Self { client: AdminClient::new(channel), who: who.into(), has_failed: Arc::default() }
     }
 
-    /// Set when a call did not reach the server; cleared by the code that reads the certificate again.
+    /// Set if a call did not reach the server; cleared by the code that reads the certificate again.
     pub(crate) fn has_failed(&self) -> &AtomicBool {
         &self.has_failed
     }
@@ -56,8 +56,8 @@ impl Admin {
     }
 
     fn error(&self, status: Status) -> Error {
-        // An error that came from below and not from the server. A server that does not like a client's certificate
-        // says so after the handshake (RFC 8446 4.4.2.4), where the code is any.
+        // The error comes from a lower layer, not from the server. A server that rejects a client's certificate reports this
+        // after the handshake (RFC 8446 4.4.2.4), when the code can be any.
         let below = std::error::Error::source(&status);
         let mut chain = std::iter::successors(below, |error| error.source());
         let is_timeout = chain.any(|error| error.is::<TimeoutExpired>());
@@ -73,18 +73,18 @@ impl Admin {
         Error::Admin { who: self.who.clone(), status: Box::new(status) }
     }
 
-    /// A response without its volume is a broken server, not a missing volume.
+    /// A response without its volume means a broken server, not a missing volume.
     fn present(&self, volume: Option<Volume>) -> Result<Volume, Error> {
         volume.ok_or_else(|| self.error(Status::internal("the response holds no volume")))
     }
 
-    /// Whether the server answers.
+    /// Whether the server responds.
     pub(crate) async fn probe(&self) -> Result<(), Error> {
         let request = Self::request(GetServerInfoRequest {}, PROBE_DEADLINE);
         self.client.clone().get_server_info(request).await.map(drop).map_err(|status| self.error(status))
     }
 
-    /// The addresses that nodes shall mount; one at least.
+    /// The addresses that nodes mount; at least one.
     pub(crate) async fn addresses(&self) -> Result<Vec<ServerAddress>, Error> {
         let request = Self::request(GetServerInfoRequest {}, ADMIN_DEADLINE);
         let info = self
@@ -110,7 +110,7 @@ impl Admin {
         if addresses.is_empty() { Err(Error::NoAddress) } else { Ok(addresses) }
     }
 
-    /// The volume, or `None` where there is none.
+    /// The volume, or `None` if it does not exist.
     pub(crate) async fn stat(&self, volume_id: &VolumeId) -> Result<Option<Volume>, Error> {
         let request = Self::request(StatVolumeRequest { volume_id: volume_id.to_string() }, ADMIN_DEADLINE);
         match self.client.clone().stat_volume(request).await {
@@ -164,7 +164,7 @@ impl Admin {
         self.client.clone().set_qos(request).await.map(drop).map_err(|status| self.error(status))
     }
 
-    /// Replaces the volume's credentials; those before stay good, too.
+    /// Replaces the volume's credentials; the previous ones remain valid, too.
     pub(crate) async fn add_credentials(
         &self,
         volume_id: &VolumeId,

@@ -1,4 +1,5 @@
-//! What can be changed of a volume while it is in use (CSI mutable_parameters): the parameters of a VolumeAttributesClass.
+//! Attributes of a volume that can be changed while it is in use (CSI mutable_parameters): the parameters of a
+//! VolumeAttributesClass.
 
 use std::collections::HashMap;
 
@@ -14,7 +15,7 @@ const PRIORITY: &str = "priority";
 const KNOWN: &str = "bytesPerSecond (a quantity such as 500Mi; 0: no limit), operationsPerSecond (0: no limit), priority (low, \
                      normal or high)";
 
-/// Checked attributes; what is not named stays as it is.
+/// Checked attributes; unset ones remain unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Attributes {
     bytes_per_second: Option<u64>,
@@ -57,7 +58,7 @@ impl Attributes {
         Ok(attributes)
     }
 
-    /// What a volume with `present` is to have; `None` where it has that already.
+    /// The new values for a volume with `present`; `None` if nothing changes.
     pub(crate) fn over(self, present: Option<&Qos>) -> Option<Qos> {
         let present = present.copied().unwrap_or_default();
         let wanted = Qos {

@@ -35,7 +35,7 @@ impl Capability {
         }
     }
 
-    /// All of a request's capabilities, of which there must be one at least.
+    /// Parses all capabilities of a request; at least one is required.
     pub(crate) fn parse_all(capabilities: &[VolumeCapability]) -> Result<Vec<Self>, Error> {
         if capabilities.is_empty() {
             return Err(Error::Missing("volume_capabilities"));
@@ -48,7 +48,7 @@ impl Capability {
         matches!(self.mode, Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly)
     }
 
-    /// The group that the volume's files shall show.
+    /// The group that the volume's files must show.
     pub(crate) fn group(&self) -> Result<Option<u32>, Error> {
         match self.mount.volume_mount_group.as_str() {
             "" => Ok(None),

@@ -1,11 +1,11 @@
-//! How large a volume becomes for a CSI capacity range.
+//! Computes the size of a volume from a CSI capacity range.
 
 use forebay_proto::csi::CapacityRange;
 
 use crate::error::Error;
 use crate::limits::{CAPACITY_DEFAULT_BYTES, CAPACITY_UNIT_BYTES};
 
-/// A checked capacity range; no limit is `u64::MAX`.
+/// A checked capacity range; `u64::MAX` means no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Capacity {
     required_bytes: u64,
@@ -30,7 +30,7 @@ impl Capacity {
         Ok(Self { required_bytes, limit_bytes })
     }
 
-    /// The same range for a volume that is made of one of `bytes`, and is no smaller.
+    /// The same range for a volume that is created from a source of `bytes`: its size is at least that of the source.
     pub(crate) fn at_least(self, bytes: u64) -> Result<Self, Error> {
         if bytes > self.limit_bytes {
             return Err(Error::Capacity(format!(
@@ -39,7 +39,7 @@ impl Capacity {
             )));
         }
         match self.required_bytes {
-            // Nothing smaller was asked for, so it is as large as its source.
+            // No size was requested, so the volume is as large as its source.
             0 => Ok(Self { required_bytes: bytes, ..self }),
             required if required < bytes => Err(Error::Capacity(format!(
                 "its source has {bytes} bytes, and required_bytes is {required}: ask for as many"
@@ -48,7 +48,7 @@ impl Capacity {
         }
     }
 
-    /// The size to make, in whole MiB.
+    /// The size of the new volume, in whole MiB.
     pub(crate) fn size_bytes(self) -> Result<u64, Error> {
         let wanted = match self.required_bytes {
             0 => CAPACITY_DEFAULT_BYTES.min(self.limit_bytes / CAPACITY_UNIT_BYTES * CAPACITY_UNIT_BYTES),
@@ -60,7 +60,7 @@ impl Capacity {
                 self.required_bytes, self.limit_bytes
             )));
         }
-        // CSI has sizes as int64.
+        // CSI uses int64 for sizes.
         if i64::try_from(wanted).is_err() {
             return Err(Error::Capacity(format!("required_bytes {} is too large", self.required_bytes)));
         }

@@ -1,4 +1,4 @@
-//! The command line. Every option can also be given by the environment variable that `--help` names.
+//! The command line. Every option can also be set by the environment variable that `--help` names.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-/// Longest node id (CSI NodeGetInfoResponse.node_id).
+/// Longest node ID (CSI NodeGetInfoResponse.node_id).
 const NODE_ID_BYTES_MAX: usize = 256;
 
 /// The Forebay CSI driver.
@@ -161,7 +161,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Whether this is to be registered by a kubelet and to publish its node.
+    /// Whether a kubelet must register this process, and this process must publish its node.
     pub(crate) fn is_kubernetes_node(&self) -> bool {
         self.kubernetes && self.mode.is_node()
     }
@@ -220,7 +220,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A password's age. Under an hour, nodes might miss a password between two others.
+/// A password's age. Below an hour, nodes could miss an intermediate password.
 fn age(text: &str) -> Result<Duration, String> {
     let wrong = || "not an age such as 12h or 30d, from 1h to 3650d".to_owned();
     let unit = text.chars().next_back().ok_or_else(wrong)?;

@@ -1,4 +1,4 @@
-//! The volume context: what a node must know to mount a volume, made by the controller.
+//! The volume context: the information that a node requires to mount a volume, created by the controller.
 
 use std::collections::HashMap;
 
@@ -23,12 +23,12 @@ const DIALECT: &str = "dialect";
 const PROTECTION: &str = "protection";
 const TRANSPORT: &str = names::PARAMETER_TRANSPORT;
 
-/// Where a volume is.
+/// Location of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
-    /// At one of these addresses, one at least; tried in this order.
+    /// At one of these addresses; at least one, tried in this order.
     Servers(Vec<ServerAddress>),
-    /// On an instance of a StorageCluster. Its address is looked up at each mount, for it may have changed.
+    /// On an instance of a StorageCluster. Its address is looked up at each mount, because it can change.
     Instance { namespace: String, name: InstanceName },
 }
 
@@ -72,7 +72,7 @@ impl VolumeContext {
         map
     }
 
-    /// Reads it back. Other keys are the orchestrator's (csi.storage.k8s.io/…) and left alone.
+    /// Parses a volume context. Other keys belong to the orchestrator (csi.storage.k8s.io/…) and are ignored.
     pub(crate) fn parse(map: &HashMap<String, String>) -> Result<Self, Error> {
         check_size("volume_context", map)?;
         let get = |key| map.get(key).map(String::as_str);
@@ -95,7 +95,7 @@ impl VolumeContext {
             .ok_or_else(|| Error::invalid("volume_context.share", "is no name of a share"))?;
         let protection = protection_from(get(PROTECTION).unwrap_or("optional"))
             .ok_or_else(|| Error::invalid("volume_context.protection", "none of optional, sign and seal"))?;
-        // Volumes from before there was a choice have none.
+        // Volumes from older versions have no transport.
         let transport = Transport::from_word(get(TRANSPORT).unwrap_or("auto"))
             .ok_or_else(|| Error::invalid("volume_context.transport", "none of auto, rdma and tcp"))?;
         let dialect = get(DIALECT).unwrap_or(DIALECT_DEFAULT).to_owned();

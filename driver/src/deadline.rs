@@ -1,4 +1,4 @@
-//! System calls that may hang, on threads of their own.
+//! Runs system calls that may hang on dedicated threads.
 
 use std::thread;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use tokio::time::timeout;
 
 use crate::error::Error;
 
-/// Runs `work` on its own OS thread and waits for it no longer than `deadline`.
+/// Runs `work` on a dedicated OS thread and waits at most `deadline`.
 ///
-/// A mount, an unmount or a statfs that hangs is uninterruptible: the thread then outlives the call. `work`
-/// owns the volume's claim, so the volume stays taken for as long. A pool of threads (tokio's blocking pool,
-/// say) would be used up by a few dead servers.
+/// A mount, an unmount or a statfs that hangs is uninterruptible: the thread then outlives the call. `work` owns the volume's
+/// claim, so the volume stays claimed until the thread ends. A thread pool, such as tokio's blocking pool, would be exhausted
+/// by a few dead servers.
 pub(crate) async fn run_until<T: Send + 'static>(
     what: &'static str,
     deadline: Duration,
@@ -22,7 +22,7 @@ pub(crate) async fn run_until<T: Send + 'static>(
     thread::Builder::new()
         .name(what.replace(' ', "-"))
         .spawn(move || {
-            // Nothing waits after the deadline: the outcome then shows in the mount table.
+            // Nothing waits after the deadline: the mount table then shows the outcome.
             let _ = done.send(work());
         })
         .map_err(|_| Error::Thread(what))?;

@@ -1,4 +1,4 @@
-//! What can go wrong in a call, and which gRPC code the CSI specification wants for it.
+//! Errors of CSI calls, and the gRPC codes that the CSI specification requires for them.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -67,10 +67,10 @@ pub(crate) enum Error {
     Admin { who: Arc<str>, status: Box<Status> },
     #[error("{what}: {}", describe_kubernetes(.source))]
     Kubernetes { what: &'static str, source: Box<kube::Error> },
-    /// Nothing is wrong with the request; it can work later.
+    /// The request is valid; it can succeed later.
     #[error("{0}")]
     NotNow(String),
-    /// It cannot work until a person or another program changes something.
+    /// It cannot succeed until an administrator or another program changes something.
     #[error("{0}")]
     Refused(String),
     #[error("StorageCluster {cluster}: {refusal}")]
@@ -90,7 +90,7 @@ impl Error {
         Self::Invalid { field, reason: reason.into() }
     }
 
-    /// Whether the same call would fail again however often it is made, as things are.
+    /// Whether a retry fails again unless the state changes.
     pub(crate) fn is_final(&self) -> bool {
         matches!(
             self.code(),
@@ -110,8 +110,8 @@ impl Error {
             Self::NoVolume(_) | Self::NoSnapshot(_) | Self::NotMounted(_) => Code::NotFound,
             // CSI "Error Scheme": an operation is pending for the volume; ListVolumes: the token is invalid.
             Self::InFlight(_) | Self::UnknownToken | Self::Overtaken(_) => Code::Aborted,
-            // gRPC status codes: transient, the caller tries again later. RESOURCE_EXHAUSTED would say to csi-provisioner
-            // that the storage is full, and to CreateVolume that its volume's place is to be given up.
+            // gRPC status codes: transient, the caller tries again later. RESOURCE_EXHAUSTED would tell csi-provisioner that
+            // the storage is full, and CreateVolume to give up the volume's placement.
             Self::TooManyInFlight => Code::Unavailable,
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::Thread(_) | Self::Io { .. } | Self::NoRandomness => Code::Internal,
@@ -128,7 +128,7 @@ impl Error {
                 kube::Error::Api(status) if status.is_conflict() => Code::Aborted,
                 // Too many requests, or a timeout.
                 kube::Error::Api(status) if matches!(status.code, 408 | 429 | 500..) => Code::Unavailable,
-                // A right that is missing, or an object that the API does not take.
+                // A missing permission, or an object that the API rejects.
                 kube::Error::Api(_) => Code::Internal,
                 _ => Code::Unavailable,
             },
@@ -157,7 +157,7 @@ impl Error {
     }
 }
 
-/// The message, and what lies below it: "transport error" alone says nothing of an expired certificate.
+/// The message with its causes: "transport error" alone does not mention an expired certificate.
 pub(crate) fn describe_status(status: &Status) -> String {
     let mut text = status.message().to_owned();
     if let Some(source) = std::error::Error::source(status) {
@@ -166,7 +166,7 @@ pub(crate) fn describe_status(status: &Status) -> String {
     text
 }
 
-/// The API server's own words; its Display prints everything twice.
+/// The API server's own message; `Display` prints everything twice.
 fn describe_kubernetes(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => format!("the Kubernetes API says {}: {}", status.code, status.message),
@@ -174,7 +174,7 @@ fn describe_kubernetes(error: &kube::Error) -> String {
     }
 }
 
-/// An error and its causes, without those with a text that is in the one before.
+/// An error with its causes, except causes that the preceding text already contains.
 pub(crate) fn with_sources(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

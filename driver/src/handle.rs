@@ -1,4 +1,4 @@
-//! What a volume and its instance are called.
+//! Identifiers of volumes and instances.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::names::VolumeId;
 pub(crate) struct InstanceName(String);
 
 impl InstanceName {
-    /// `None`: no instance is called so.
+    /// `None` if no instance can have this name.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let (cluster, ordinal) = name.rsplit_once('-')?;
         let usable = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
@@ -44,17 +44,17 @@ impl fmt::Display for InstanceName {
     }
 }
 
-/// A volume's id as the orchestrator keeps it. A volume never changes its server.
+/// A volume's ID in the orchestrator. A volume never moves to another server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Handle {
-    /// `<share>`: on the only server there is.
+    /// `<share>`: on the only server.
     Server { share: VolumeId },
     /// `<instance>/<share>`: on an instance of a StorageCluster.
     Instance { instance: InstanceName, share: VolumeId },
 }
 
 impl Handle {
-    /// `None`: this driver gives no volume such an id.
+    /// `None` if this driver never assigns such an ID.
     pub(crate) fn parse(id: &str) -> Option<Self> {
         match id.split_once('/') {
             None => Some(Self::Server { share: VolumeId::parse(id)? }),
@@ -65,7 +65,7 @@ impl Handle {
         }
     }
 
-    /// The instance that it names.
+    /// The instance in the ID.
     pub(crate) fn instance(&self) -> Option<&InstanceName> {
         match self {
             Self::Server { .. } => None,

@@ -1,6 +1,6 @@
-//! HTTP: `/healthz` says that the driver's socket answers, `/readyz` that the driver can work (CSI Probe) and is registered
-//! with the kubelet where it must be. Both dial the socket, as the orchestrator does: a process that runs and cannot be
-//! reached is of no use.
+//! HTTP: `/healthz` reports whether the driver's socket responds, `/readyz` whether the driver can work (CSI Probe) and is
+//! registered with the kubelet if required. Both connect to the socket, as the orchestrator does: a process that runs but
+//! cannot be reached is of no use.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -27,11 +27,11 @@ use crate::registration::Outcome;
 #[derive(Clone)]
 struct Watched {
     socket: Arc<PathBuf>,
-    /// Where this is a node of a Kubernetes cluster.
+    /// Set on a node of a Kubernetes cluster.
     registration: Option<watch::Receiver<Outcome>>,
 }
 
-/// What it serves, once it listens.
+/// Listens, and returns the future that serves.
 pub(crate) async fn listen_at(
     address: SocketAddr,
     socket: PathBuf,
@@ -47,7 +47,7 @@ pub(crate) async fn listen_at(
 }
 
 impl Watched {
-    /// A connection of its own each time: an old one would not show that the path leads elsewhere by now.
+    /// Opens a new connection each time: an old one would not show that the path now belongs to another socket.
     async fn dial(&self) -> Result<IdentityClient<Channel>, Status> {
         let unreachable = |error: tonic::transport::Error| Status::unavailable(with_sources(&error));
         let endpoint =
@@ -71,7 +71,7 @@ impl Watched {
 
 type Answer = (StatusCode, &'static str);
 
-/// Not Probe: whether a server or an API server answers is nothing that a restart of this process would change.
+/// Does not use Probe: a restart of this process would not make a server or an API server respond.
 async fn alive(State(watched): State<Watched>) -> Answer {
     let asked =
         watched.call(async { watched.dial().await?.get_plugin_info(GetPluginInfoRequest {}).await }).await;
@@ -89,8 +89,8 @@ async fn ready(State(watched): State<Watched>) -> Answer {
     }
     match watched.call(async { watched.dial().await?.probe(ProbeRequest {}).await }).await {
         Ok(probe) if probe.get_ref().ready == Some(true) => (StatusCode::OK, "ready\n"),
-        // CSI Probe: a dependency is missing. Nothing that the driver does will change that, and a node without the SMB
-        // client must not hold up the replacement of the driver on all others.
+        // CSI Probe: a dependency is missing. The driver cannot change that, and a node without the SMB client must not block
+        // the rollout of the driver to all other nodes.
         Err(status) if status.code() == Code::FailedPrecondition => {
             (StatusCode::OK, "ready; no volume can be mounted here, the log says why\n")
         }

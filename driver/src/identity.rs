@@ -25,16 +25,16 @@ pub(crate) const DRIVER_NAME: &str = "csi.forebay.io";
 /// The kernel's SMB client.
 const CLIENT: &str = "cifs";
 
-/// What this driver is, what it offers, and whether it can work at this moment.
+/// Reports the driver's name and capabilities, and whether it can work now.
 #[derive(Clone, Debug)]
 pub(crate) struct IdentityService {
-    /// Where this is a controller.
+    /// Set on a controller.
     pub(crate) servers: Option<Servers>,
     pub(crate) is_node: bool,
     pub(crate) look: Look,
 }
 
-/// Looking whether the kernel has the SMB client, one at a time.
+/// Checks whether the kernel has the SMB client, one check at a time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Look {
     turn: Arc<Mutex<()>>,
@@ -44,9 +44,9 @@ pub(crate) struct Look {
 impl Look {
     async fn for_client(&self) -> Result<(), Error> {
         let _turn = self.turn.lock().await;
-        // Taken as long as a look hangs.
+        // Stays claimed while a check hangs.
         let claim = self.running.claim(CLIENT)?;
-        // Loads the module where it is not loaded, which takes its time.
+        // Loads the module if it is not loaded, which takes time.
         run_until("cifs probe", PROBE_DEADLINE, move || {
             let _claim = claim;
             mount::is_available(CLIENT)
@@ -57,7 +57,7 @@ impl Look {
 }
 
 impl IdentityService {
-    /// A controller can work when its server or the Kubernetes API answers, a node when its kernel has the SMB client.
+    /// A controller can work if its server or the Kubernetes API responds, a node if its kernel has the SMB client.
     async fn check(&self) -> Result<(), Error> {
         if let Some(servers) = &self.servers {
             servers.probe().await?;

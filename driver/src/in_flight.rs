@@ -1,4 +1,4 @@
-//! One call at a time per volume.
+//! Allows one call at a time per volume.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,15 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::error::Error;
 use crate::limits::IN_FLIGHT_MAX;
 
-/// The volumes that have a call under way.
+/// The volumes with a call in progress.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InFlight(Arc<Mutex<HashSet<String>>>);
 
 impl InFlight {
-    /// Marks `volume_id` as taken until the claim is dropped, which may be on another thread and long after
-    /// the caller gave up.
+    /// Claims `volume_id` until the claim is dropped, possibly on another thread and long after the caller has given up.
     pub(crate) fn claim(&self, volume_id: &str) -> Result<Claim, Error> {
-        // The set is whole between any two statements, so a panic elsewhere cannot have spoiled it.
+        // The set is consistent between any two statements, so a panic elsewhere cannot have corrupted it.
         let mut set = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if set.contains(volume_id) {
             return Err(Error::InFlight(volume_id.to_owned()));
@@ -27,7 +26,7 @@ impl InFlight {
     }
 }
 
-/// A volume's only call.
+/// The claim of a volume's only call.
 #[derive(Debug)]
 pub(crate) struct Claim {
     volume_id: String,

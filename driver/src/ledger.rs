@@ -1,5 +1,5 @@
-//! Placements that the instances' numbers do not show yet, so that volumes that are made at the same time do not all
-//! land on the instance that was the emptiest a moment ago.
+//! Records placements that the instances' numbers do not include yet, so that volumes that are created at the same time do not
+//! all go to the instance that was emptiest a moment ago.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::limits::{LEDGER_ENTRIES_MAX, PLACEMENT_REMEMBERED};
 use crate::placement::{Candidate, Place, Refusal, Wanted, choose};
 
-/// All placements under way, and for a while those without quota.
+/// All placements in progress, and for some time those without quota.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ledger(Arc<Mutex<Entries>>);
 
@@ -22,11 +22,11 @@ struct Entry {
     id: u64,
     place: Place,
     size_bytes: u64,
-    /// Then the instances' own numbers have it. `None`: as long as its call is under way.
+    /// Expiry: from then on, the instances' own numbers include it. `None` while its call is in progress.
     until: Option<Instant>,
 }
 
-/// A placement with a call under way.
+/// A placement with a call in progress.
 #[derive(Debug)]
 pub(crate) struct Placement {
     pub(crate) place: Place,
@@ -35,7 +35,7 @@ pub(crate) struct Placement {
 }
 
 impl Ledger {
-    /// Chooses, and remembers what was chosen, in one step.
+    /// Chooses a place and records it, in one atomic step.
     pub(crate) fn place(
         &self,
         mut candidates: Vec<Candidate>,
@@ -55,7 +55,7 @@ impl Ledger {
             }
         }
         let place = choose(&candidates, wanted)?;
-        // Past this the choice is as good as the instances' numbers are.
+        // Beyond this limit, the choice is only as good as the instances' numbers.
         if book.entries.len() >= LEDGER_ENTRIES_MAX {
             book.entries.remove(0);
         }
@@ -70,10 +70,10 @@ impl Drop for Placement {
     fn drop(&mut self) {
         let mut book = self.of.0.lock().unwrap_or_else(PoisonError::into_inner);
         if self.place.has_quota {
-            // The pool has it on its account now, or it was not made.
+            // The pool accounts for it now, or it was not created.
             book.entries.retain(|entry| entry.id != self.id);
         } else if let Some(entry) = book.entries.iter_mut().find(|entry| entry.id == self.id) {
-            // The number of volumes comes by the StorageCluster's status, later.
+            // The StorageCluster's status includes the number of volumes only later.
             entry.until = Some(Instant::now() + PLACEMENT_REMEMBERED);
         }
     }

@@ -1,11 +1,11 @@
-//! What a caller can push against, and where it stops.
+//! Limits on input, resources and time.
 
 use std::time::Duration;
 
 /// CSI: "string fields have a limit of 128 bytes" unless the field says otherwise.
 pub(crate) const NAME_BYTES_MAX: usize = 128;
 
-/// Longest volume id: that of the admin API, which is also a share's name.
+/// Longest volume ID: the limit of the admin API, which also applies to a share's name.
 pub(crate) const VOLUME_ID_BYTES_MAX: usize = 63;
 
 /// CSI: maps hold at most 4 KiB, keys and values together.
@@ -17,121 +17,122 @@ pub(crate) const MOUNT_FLAGS_BYTES_MAX: usize = 4096;
 /// Linux PATH_MAX, with the terminating zero.
 pub(crate) const PATH_BYTES_MAX: usize = 4096;
 
-/// User names, as the admin API has them.
+/// Longest user name, as in the admin API.
 pub(crate) const USERNAME_BYTES_MAX: usize = 64;
 
-/// Shortest password that the admin API takes.
+/// Shortest password that the admin API accepts.
 pub(crate) const PASSWORD_CHARS_MIN: usize = 8;
 
-/// fsconfig(2) copies a string of at most 256 bytes with its terminating zero: a longer password could be
-/// set on the server but never mounted.
+/// Longest password. fsconfig(2) copies a string of at most 256 bytes including the terminating zero: a longer password could
+/// be set on the server but never mounted.
 pub(crate) const PASSWORD_BYTES_MAX: usize = 255;
 
-/// Longest value that fsconfig(2) takes for any string option.
+/// Longest value that fsconfig(2) accepts for any string option.
 pub(crate) const MOUNT_VALUE_BYTES_MAX: usize = 255;
 
 /// Addresses in one volume context.
 pub(crate) const ADDRESSES_MAX: usize = 16;
 
-/// All of them as text: a label's value on the server.
+/// All addresses as text: a label's value on the server.
 pub(crate) const ADDRESSES_BYTES_MAX: usize = 1024;
 
 /// Volumes are sized in whole units of this many bytes.
 pub(crate) const CAPACITY_UNIT_BYTES: u64 = 1 << 20;
 
-/// What a volume gets when the caller does not say.
+/// Default size of a volume.
 pub(crate) const CAPACITY_DEFAULT_BYTES: u64 = 1 << 30;
 
-/// Volumes or target paths with a call under way, and paths that are measured; one thread at most belongs to each.
+/// Volumes or target paths with a call in progress, and paths that are being measured; at most one thread belongs to each.
 pub(crate) const IN_FLIGHT_MAX: usize = 1024;
 
-/// Calls in work on one connection; the others wait in the transport.
+/// Concurrent calls on one connection; further calls wait in the transport.
 pub(crate) const CONCURRENT_CALLS_MAX: usize = 256;
 
-/// A call to the admin API that copies a volume: clients wait for 30 s of it at most, and stable storage takes its time.
+/// Deadline of an admin API call that copies a volume: clients wait for at most 30 s of this time, and writes to stable
+/// storage take additional time.
 pub(crate) const COPY_DEADLINE: Duration = Duration::from_secs(120);
-/// One call to the admin API.
+/// Deadline of an admin API call.
 pub(crate) const ADMIN_DEADLINE: Duration = Duration::from_secs(30);
 
-/// One call to the admin API where only reachability is asked.
+/// Deadline of an admin API call that only checks reachability.
 pub(crate) const PROBE_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How often is looked whether the CSI socket is still this process's.
+/// Interval of the check that the CSI socket still belongs to this process.
 pub(crate) const SOCKET_WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long the server of a socket that is there already may say nothing until its process is taken for dead, and the pause
-/// between two tries to connect to it.
+/// How long the server of an existing socket may stay silent before its process is considered dead, and the pause between two
+/// attempts to connect to it.
 pub(crate) const SOCKET_PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) const SOCKET_PAUSE: Duration = Duration::from_millis(50);
 
-/// Connecting to the driver's own socket.
+/// Deadline for connecting to the driver's own socket.
 pub(crate) const HEALTH_DEADLINE: Duration = Duration::from_secs(2);
 
-/// One call to the Kubernetes API.
+/// Deadline of a Kubernetes API call.
 pub(crate) const KUBERNETES_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Objects in one page of a list from the Kubernetes API.
 pub(crate) const KUBERNETES_PAGE_MAX: u32 = 100;
 
-/// A client certificate is read again when it is older than this.
+/// Age at which a client certificate is read again.
 pub(crate) const CERTIFICATE_FRESH: Duration = Duration::from_secs(30);
 
-/// Channels to instances that are kept; past it all are opened again.
+/// Cached channels to instances; beyond this limit, the cache is cleared.
 pub(crate) const CHANNELS_MAX: usize = 256;
 
-/// An idle channel asks whether its server is there so often, and waits so long for the answer: a node that vanished
-/// sends no RST.
+/// Interval of keep-alives on an idle channel, and timeout of the response: a node that vanished sends no RST.
 pub(crate) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 pub(crate) const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Placements that are remembered beside the instances' own numbers.
+/// Placements that are recorded in addition to the instances' own numbers.
 pub(crate) const LEDGER_ENTRIES_MAX: usize = 2048;
 
-/// A placement without quota is remembered so long: until the StorageCluster's status counts it.
+/// How long a placement without quota is recorded: until the StorageCluster's status counts it.
 pub(crate) const PLACEMENT_REMEMBERED: Duration = Duration::from_secs(60);
 
-/// Longest name of an instance, which is `<cluster>-<ordinal>`: that of a DNS label.
+/// Longest name of an instance, `<cluster>-<ordinal>`: the limit of a DNS label.
 pub(crate) const INSTANCE_BYTES_MAX: usize = 63;
 
-/// Random bytes in a password that the driver makes.
+/// Random bytes in a generated password.
 pub(crate) const PASSWORD_RANDOM_BYTES: usize = 32;
 
-/// Volumes in one page of a list over all instances where the caller sets no limit.
+/// Volumes in one page of a list over all instances if the caller sets no limit.
 pub(crate) const LIST_ENTRIES_MAX: usize = 1000;
 
 /// Messages read from one file system context after a failed mount.
 pub(crate) const MOUNT_MESSAGES_MAX: usize = 16;
 
-/// Times in a row that the kubelet refuses to register the driver, until the driver ends.
+/// Consecutive refusals by the kubelet to register the driver, after which the driver exits.
 pub(crate) const REFUSALS_MAX: u32 = 3;
 
-/// Largest HTTP/2 frame of the kubelet that is looked at: what a server takes that announces nothing else (RFC 9113 6.5.2).
+/// Largest HTTP/2 frame from the kubelet that is parsed: the default limit of a server (RFC 9113 6.5.2).
 pub(crate) const FRAME_BYTES_MAX: usize = 16_384;
 
-/// Containers of a node that can have its RDMA devices at once. All share the same devices; the kubelet counts.
+/// Containers of a node that can use its RDMA devices at the same time. All share the same devices; the kubelet counts the
+/// shares.
 pub(crate) const RDMA_SHARES_MAX: usize = 64;
 
-/// RDMA devices of a node that a container is let at.
+/// RDMA device nodes that a container can access.
 pub(crate) const RDMA_NODES_MAX: usize = 64;
 
-/// One call to the kubelet.
+/// Deadline of a call to the kubelet.
 pub(crate) const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Reading a node's sysfs before a mount that may go by RDMA; after it the mount goes by TCP or fails.
+/// Deadline for reading a node's sysfs before a mount that may use RDMA; afterwards the mount uses TCP or fails.
 pub(crate) const CLIENT_DEADLINE: Duration = Duration::from_secs(5);
 
-/// Volumes of a node of which is remembered what the table of mounts does not show.
+/// Volumes of a node with recorded mount details that the mount table does not show.
 pub(crate) const MOUNT_NOTES_MAX: usize = 4096;
 
-/// Reading a node's sysfs; after it a driver is said to hang.
+/// Deadline for reading a node's sysfs; afterwards a driver is reported as hung.
 pub(crate) const INVENTORY_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Entries in each list of a StorageNode's status, which must stay far below etcd's 1.5 MiB.
 pub(crate) const STATUS_ENTRIES_MAX: usize = 64;
 
-/// The least limit of a volume in bytes per second that the server takes (admin.proto, Qos).
+/// Minimum bandwidth limit of a volume in bytes per second that the server accepts (admin.proto, Qos).
 pub(crate) const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
-/// The same in operations per second.
+/// Minimum limit in operations per second.
 pub(crate) const OPERATIONS_PER_SECOND_MIN: u64 = 10;
 
 const _: () = assert!(VOLUME_ID_BYTES_MAX <= NAME_BYTES_MAX);

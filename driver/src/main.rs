@@ -1,5 +1,5 @@
-//! `forebay-csi`: the CSI driver of Forebay. The controller makes volumes on a Forebay server, the node mounts
-//! them with the kernel's SMB client.
+//! `forebay-csi`: the CSI driver of Forebay. The controller creates volumes on a Forebay server; the node mounts them with the
+//! kernel's SMB client.
 
 mod address;
 mod admin;
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
-        // It has said what.
+        // It has already printed the failures.
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("forebay-csi: {error:#}");
@@ -187,7 +187,7 @@ async fn serve(config: Config) -> anyhow::Result<()> {
             Ok(())
         }
     };
-    // The next one would replace it; a caller learns sooner this way.
+    // The next process would replace the socket; removing it informs callers sooner.
     drop(own);
     cause?;
     left?;
@@ -207,12 +207,12 @@ async fn until_stopped(
 }
 
 async fn stopped(mut stopping: watch::Receiver<bool>) {
-    // An error means that the sender is gone, which ends the process as well.
+    // An error means that the sender was dropped, which also ends the process.
     let _ = stopping.wait_for(|stop| *stop).await;
 }
 
-/// What a node of a Kubernetes cluster does beside serving CSI: it has itself registered by the kubelet, publishes what it
-/// has, and offers its RDMA devices.
+/// Starts the tasks of a Kubernetes node in addition to serving CSI: registration with the kubelet, publishing the node's
+/// hardware, and offering its RDMA devices.
 async fn join_cluster(
     config: &Config,
     registration: watch::Sender<Outcome>,

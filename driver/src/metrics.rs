@@ -61,11 +61,11 @@ pub(crate) struct Metrics {
     calls: Family<Call, Counter>,
     durations: Family<Rpc, Histogram, fn() -> Histogram>,
     in_progress: Family<Rpc, Gauge>,
-    /// Those of a node.
+    /// Metrics of a node.
     mounts: Option<Mounts>,
 }
 
-/// Gauges of the mounts, filled whenever they are read.
+/// Gauges of the mounts, updated on each read.
 #[derive(Clone, Debug, Default)]
 struct Mounts {
     info: Family<MountInfo, Gauge>,
@@ -79,7 +79,7 @@ fn histogram() -> Histogram {
 }
 
 impl Metrics {
-    /// With what a node has mounted if this `is_node`.
+    /// Includes mounts if this `is_node`.
     pub(crate) fn new(is_node: bool) -> Self {
         let mut registry = Registry::with_prefix("forebay_csi");
         let calls = Family::<Call, Counter>::default();
@@ -109,7 +109,7 @@ impl Metrics {
         Self { registry: Arc::new(registry), calls, durations, in_progress, mounts }
     }
 
-    /// As Prometheus reads them.
+    /// The metrics in the format of Prometheus.
     fn text(&self) -> String {
         if let Some(mounts) = &self.mounts {
             match MountTable::read() {
@@ -126,7 +126,7 @@ impl Metrics {
         text
     }
 
-    /// A call begins.
+    /// Starts the metrics of a call.
     fn begins(&self, rpc: String) -> InProgress {
         let labels = Rpc { rpc };
         self.in_progress.get_or_create(&labels).inc();
@@ -135,9 +135,9 @@ impl Metrics {
 }
 
 impl Mounts {
-    /// Encodes them with these volumes as the mounted ones.
+    /// Encodes the metrics with these volumes as the mounted ones.
     fn with(&self, volumes: &[MountedVolume], encoded: impl FnOnce() -> String) -> String {
-        // Nothing is left half done: the next reading fills them again.
+        // A panic leaves no harmful state: the next read updates them again.
         let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         self.info.clear();
         self.channels.clear();
@@ -156,7 +156,7 @@ impl Mounts {
     }
 }
 
-/// A call under way; it is counted when this is dropped, as cancelled if its caller has gone.
+/// A call in progress; it is counted on drop, as cancelled if its caller has gone.
 struct InProgress {
     metrics: Metrics,
     labels: Rpc,
@@ -191,7 +191,7 @@ impl<S> Layer<S> for Counting {
     }
 }
 
-/// A gRPC server with calls that are counted.
+/// A gRPC server that counts its calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Counted<S> {
     inner: S,
@@ -221,7 +221,7 @@ where
         let answer = self.inner.call(request);
         async move {
             let answer = answer.await;
-            // A call without an error has its status after the message.
+            // A successful response has its status in the trailers.
             call.ends(match &answer {
                 Ok(response) => Status::from_header_map(response.headers()).map_or(Code::Ok, |s| s.code()),
                 Err(_) => Code::Unknown,
@@ -232,7 +232,7 @@ where
     }
 }
 
-/// What it serves, once it listens.
+/// Listens, and returns the future that serves.
 pub(crate) async fn listen_at(
     address: SocketAddr,
     metrics: Metrics,
@@ -243,7 +243,7 @@ pub(crate) async fn listen_at(
     let app = Router::new().route(
         "/metrics",
         get(move || async move {
-            // The kernel's tables are read, which may wait for a mount that hangs.
+            // Reads the kernel's tables, which can block on a mount that hangs.
             match spawn_blocking(move || metrics.text()).await {
                 Ok(text) => (StatusCode::OK, [(header::CONTENT_TYPE, openmetrics)], text),
                 Err(error) => {

@@ -1,16 +1,16 @@
-//! The mount system calls: fsopen, fspick, fsconfig, fsmount, move_mount, open_tree, mount_setattr, umount2.
+//! Mount system calls: fsopen, fspick, fsconfig, fsmount, move_mount, open_tree, mount_setattr, umount2.
 //!
-//! No mount.cifs: its work, finding the server's address and passing the password, is a few fsconfig calls,
-//! and so no password is ever in an argument or a file. What the kernel wants where that helper is not there
+//! Does not use mount.cifs: a few fsconfig calls do its work, which is to resolve the server's address and to pass the
+//! password. So no password is ever in an argument or a file. The kernel requires the following without that helper
 //! (fs/smb/client/fs_context.c, read at 6.8 to 7.x):
-//! - `source` is `//host/share`. `unc` and `prefixpath` are taken from it; as options they are ignored.
-//! - `ip` is a numeric address. Without it the host itself must be one: the kernel resolves no names here.
-//! - `port` always, or a refused 445 is followed by a try at 139.
-//! - Every value is a string (`fsconfig` SET_STRING), numbers too; a leading 0 makes them octal. Words without
-//!   a value are flags (SET_FLAG). A value of more than 255 bytes is EINVAL, a password's too.
-//! - The network is used in CMD_CREATE: that one hangs while a server is silent.
-//! - What the kernel has to say about a refused option is read from the context's descriptor, one message
-//!   a read, each with `e `, `w ` or `i ` in front.
+//! - `source` is `//host/share`. The kernel derives `unc` and `prefixpath` from it, and ignores them as options.
+//! - `ip` is a numeric address. Without it, the host itself must be one: the kernel does not resolve names here.
+//! - `port` is always set; otherwise the kernel tries 139 after a refused 445.
+//! - Every value is a string (`fsconfig` SET_STRING), even a number; a leading 0 makes a number octal. Options without a value
+//!   are flags (SET_FLAG). A value of more than 255 bytes, also of a password, fails with EINVAL.
+//! - CMD_CREATE uses the network: it hangs while a server does not respond.
+//! - The kernel's messages about a refused option are read from the context's descriptor, one message per read, each with the
+//!   prefix `e `, `w ` or `i `.
 
 use std::fmt;
 use std::io;
@@ -28,7 +28,7 @@ use tonic::Code;
 
 use crate::limits::MOUNT_MESSAGES_MAX;
 
-/// What fsconfig sets.
+/// An option for fsconfig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Setting<'a> {
     Flag(&'a str),
@@ -50,7 +50,7 @@ pub(crate) enum Step {
     Unmount,
 }
 
-/// A failed mount or unmount: where, why, and what the kernel said.
+/// A failed mount or unmount: the path, the step, the error and the kernel's messages.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) struct MountError {
     pub(crate) what: String,
@@ -60,10 +60,10 @@ pub(crate) struct MountError {
 }
 
 impl MountError {
-    /// The gRPC code that tells the orchestrator, or its administrator, which side must act.
+    /// The gRPC code that shows the orchestrator, or its administrator, which side must act.
     pub(crate) fn code(&self) -> Code {
         match (&self.step, self.errno) {
-            // The kernel's client does not have it.
+            // The kernel's client does not support it.
             (Step::Option(name), _) if name == "rdma" => Code::FailedPrecondition,
             (Step::Open, _) | (_, Errno::PERM | Errno::LIBACC) => Code::FailedPrecondition,
             (Step::Option(_), _) | (_, Errno::INVAL) => Code::InvalidArgument,
@@ -79,7 +79,7 @@ impl MountError {
         }
     }
 
-    /// Whether another address of the same server may do better.
+    /// Whether another address of the same server may work.
     pub(crate) fn is_unreachable(&self) -> bool {
         self.step == Step::Create && is_unreachable(self.errno)
     }
@@ -122,7 +122,7 @@ impl fmt::Display for MountError {
     }
 }
 
-/// Whether the kernel can open a context of this file system; loads its module where it can be loaded.
+/// Checks whether the kernel supports this file system; loads its module if possible.
 pub(crate) fn is_available(fs_type: &str) -> Result<(), MountError> {
     let opened = fsopen(fs_type, FsOpenFlags::FSOPEN_CLOEXEC);
     opened.map(drop).map_err(|errno| MountError {
@@ -133,7 +133,7 @@ pub(crate) fn is_available(fs_type: &str) -> Result<(), MountError> {
     })
 }
 
-/// Makes a file system and mounts it at `target`. May hang in the kernel for as long as a server is silent.
+/// Creates a file system and mounts it at `target`. Can hang in the kernel while a server does not respond.
 pub(crate) fn mount(
     fs_type: &str,
     what: &str,
@@ -155,7 +155,7 @@ pub(crate) fn mount(
     attach(&mount, target).map_err(|e| failed(Step::Attach, e, None))
 }
 
-/// Sets the options of what is mounted at `target`: these, and defaults for all others.
+/// Sets the options of the file system at `target` to these, and all others to defaults.
 pub(crate) fn reconfigure(target: &Path, settings: &[Setting<'_>]) -> Result<(), MountError> {
     let failed = |step, errno, context: Option<&OwnedFd>| MountError {
         what: target.display().to_string(),
@@ -182,7 +182,7 @@ fn set(context: &OwnedFd, settings: &[Setting<'_>]) -> Result<(), (String, Errno
     Ok(())
 }
 
-/// Shows at `target` what is mounted at `source`, with `attributes` added.
+/// Bind-mounts `source` at `target`, with `attributes` added.
 pub(crate) fn bind(source: &Path, target: &Path, attributes: MountAttrFlags) -> Result<(), MountError> {
     let failed = |step, errno| MountError {
         what: format!("{} at {}", source.display(), target.display()),
@@ -193,18 +193,18 @@ pub(crate) fn bind(source: &Path, target: &Path, attributes: MountAttrFlags) -> 
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let clone = open_tree(CWD, source, flags).map_err(|e| failed(Step::Clone, e))?;
     if !attributes.is_empty() {
-        // Before it is attached, so it is never visible as writable.
+        // Set before attaching, so that the mount is never visible as writable.
         set_attributes(&clone, attributes).map_err(|e| failed(Step::SetAttributes, e))?;
     }
     attach(&clone, target).map_err(|e| failed(Step::Attach, e))
 }
 
-/// Takes away the topmost mount at `target`. May hang while what was written is sent.
+/// Removes the topmost mount at `target`. Can hang while written data is sent.
 pub(crate) fn unmount(target: &Path) -> Result<(), MountError> {
     umount2(target, UnmountFlags::NOFOLLOW)
 }
 
-/// Takes the mount out of the tree at once; the kernel cleans up when its last user is gone.
+/// Removes the mount from the tree immediately; the kernel cleans up after its last user.
 pub(crate) fn detach(target: &Path) -> Result<(), MountError> {
     umount2(target, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
 }
@@ -222,11 +222,11 @@ fn attach(mount: &OwnedFd, target: &Path) -> Result<(), Errno> {
     move_mount(mount, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-/// The kernel's messages about a context, without secrets.
+/// Reads the kernel's messages about a context, without secrets.
 fn read_messages(context: &OwnedFd, settings: &[Setting<'_>]) -> Vec<String> {
     let mut messages = Vec::new();
     let mut buffer = [0u8; 1024];
-    // ENODATA when there is no further one.
+    // ENODATA if there are no more messages.
     while messages.len() < MOUNT_MESSAGES_MAX {
         let Ok(length) = rustix::io::read(context, &mut buffer) else { break };
         let text = String::from_utf8_lossy(buffer.get(..length).unwrap_or_default());
@@ -240,7 +240,7 @@ fn read_messages(context: &OwnedFd, settings: &[Setting<'_>]) -> Vec<String> {
     messages
 }
 
-/// No option of the client prints a password today; this keeps it so.
+/// Removes secrets. The client currently prints no password; this protects against future changes.
 fn redact(text: &str, settings: &[Setting<'_>]) -> String {
     let mut text = text.to_owned();
     for setting in settings {

@@ -1,4 +1,4 @@
-//! The volumes that are mounted on this node, as the kernel shows them.
+//! The volumes that are mounted on this node, according to the kernel.
 
 use std::collections::HashMap;
 use std::fs;
@@ -6,23 +6,23 @@ use std::fs;
 use crate::identity::DRIVER_NAME;
 use crate::mountinfo::MountTable;
 
-/// What the kernel says of its SMB client. It is not of a namespace: every process sees all sessions.
+/// The kernel's report of its SMB client. It is not namespaced: every process sees all sessions.
 const DEBUG_DATA: &str = "/proc/fs/cifs/DebugData";
 
 /// A volume that is mounted for pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MountedVolume {
-    /// Its id, which is its share's name.
+    /// Its ID, which is its share's name.
     pub(crate) id: String,
     /// The server's address.
     pub(crate) address: String,
-    /// Over SMB Direct.
+    /// Whether it uses SMB Direct.
     pub(crate) is_rdma: bool,
-    /// Channels of its session, where the kernel says so.
+    /// Channels of its session, if the kernel reports them.
     pub(crate) channels: Option<u32>,
 }
 
-/// Those that the kubelet has had this driver stage.
+/// The volumes that this driver has staged for the kubelet.
 pub(crate) fn mounted_volumes(table: &MountTable) -> Vec<MountedVolume> {
     let channels = fs::read_to_string(DEBUG_DATA).map(|text| channels_by_share(&text)).unwrap_or_default();
     staged(table, &channels)
@@ -49,8 +49,7 @@ fn staged(table: &MountTable, channels: &HashMap<String, u32>) -> Vec<MountedVol
     volumes
 }
 
-/// Channels of the session that each share is mounted by, from DebugData: under each session first its further channels, then
-/// its shares.
+/// Channels of each share's session, from DebugData: each session lists its extra channels first, then its shares.
 fn channels_by_share(debug_data: &str) -> HashMap<String, u32> {
     let mut by_share = HashMap::new();
     let mut channels = 1;
@@ -88,7 +87,7 @@ mod tests {
         let table = table(&[
             line(&ours("1"), "cifs", "//fast-0/vol-b", "username=u,addr=10.0.0.1"),
             line(&ours("2"), "cifs", "//fast-0/vol-a", "username=u,addr=fd00::1,rdma"),
-            // A pod's mount of the first.
+            // A pod's mount of the first volume.
             line("/var/lib/kubelet/pods/1/volumes/x/mount", "cifs", "//fast-0/vol-b", "addr=10.0.0.1"),
             line(&format!("{STAGED}/smb.csi.k8s.io/3/globalmount"), "cifs", "//nas/x", "addr=10.0.0.9"),
             line(&ours("4"), "tmpfs", "//nas/x", "size=1"),
@@ -106,7 +105,7 @@ mod tests {
         );
     }
 
-    /// Two sessions as Linux 7.2 shows them, shortened: one with a further channel, one without.
+    /// Two sessions as shown by Linux 7.2, shortened: one with an extra channel, one without.
     const SHOWN: &str = r"Display Internal CIFS Data Structures for Debugging
 CIFS Version 2.60
 Servers:

@@ -1,4 +1,4 @@
-//! /proc/self/mountinfo: what is mounted where, without touching a mount that may hang.
+//! Reads mounts from /proc/self/mountinfo, without accessing mounts that may hang.
 
 use std::ffi::{OsStr, OsString};
 use std::net::IpAddr;
@@ -9,17 +9,17 @@ use std::{fs, io};
 /// One line of mountinfo (proc_pid_mountinfo(5)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MountEntry {
-    /// The mount's number, which no other mount has as long as a process uses it.
+    /// The mount's ID, which stays unique while a process uses the mount.
     pub(crate) id: u64,
     /// `major:minor` of the superblock's device: the same for all mounts of one superblock.
     pub(crate) device: String,
-    /// The directory of the file system that is the mount's root.
+    /// The directory of the file system that is mounted.
     pub(crate) root: PathBuf,
     pub(crate) mount_point: PathBuf,
     /// This mount's own options, such as `ro`.
     pub(crate) options: String,
     pub(crate) fs_type: String,
-    /// For cifs `//host/share`.
+    /// For cifs: `//host/share`.
     pub(crate) source: OsString,
     /// The superblock's options.
     pub(crate) super_options: String,
@@ -49,25 +49,25 @@ impl MountEntry {
         source.strip_prefix("//")?.split_once('/').map(|(_, share)| share)
     }
 
-    /// The address that an SMB client is connected to, or tries to be.
+    /// The address that an SMB client is connected to, or tries to connect to.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         let address = self.super_option("addr")?;
-        // An IPv6 address of a link has its scope after a percent sign.
+        // A link-local IPv6 address has its scope after a percent sign.
         address.split('%').next()?.parse().ok()
     }
 
-    /// The group that all files show, where the file system says one.
+    /// The group of all files, if the file system specifies one.
     pub(crate) fn gid(&self) -> Option<u32> {
         self.super_option("gid")?.parse().ok()
     }
 
-    /// For a message: what it is, without its options.
+    /// Describes the mount for messages, without its options.
     pub(crate) fn describe(&self) -> String {
         format!("{} {} is mounted there", self.fs_type, self.source.to_string_lossy())
     }
 }
 
-/// The mounts of this process's namespace, in the order they were made.
+/// The mounts of this process's namespace, in the order of their creation.
 #[derive(Debug)]
 pub(crate) struct MountTable(Vec<MountEntry>);
 
@@ -83,7 +83,7 @@ impl MountTable {
         Self(text.split(|&b| b == b'\n').filter_map(parse_line).collect())
     }
 
-    /// What is visible at `path`: the topmost of the mounts there.
+    /// The visible mount at `path`: the topmost one.
     pub(crate) fn at(&self, path: &Path) -> Option<&MountEntry> {
         self.0.iter().rev().find(|m| m.mount_point == path)
     }
@@ -93,15 +93,15 @@ impl MountTable {
         self.0.iter().filter(|entry| entry.is_smb())
     }
 
-    /// Where else the same directory of the same file system is mounted.
+    /// The other mount points of the same directory of the same file system.
     pub(crate) fn others_of(&self, entry: &MountEntry) -> impl Iterator<Item = &Path> {
         let same = |m: &&MountEntry| (&m.device, &m.root) == (&entry.device, &entry.root);
         self.0.iter().filter(same).map(|m| m.mount_point.as_path()).filter(|p| *p != entry.mount_point)
     }
 }
 
-/// The path as mountinfo shows it: links resolved in all but the last component, which may be a mount point
-/// that hangs when it is looked at. `None` where the directory above does not exist.
+/// The path as shown in mountinfo: links are resolved in all but the last component, which may be a mount point that hangs on
+/// access. `None` if the parent directory does not exist.
 pub(crate) fn resolve(path: &Path) -> io::Result<Option<PathBuf>> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
@@ -113,8 +113,8 @@ pub(crate) fn resolve(path: &Path) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`; the optional fields
-/// before the hyphen are any number.
+/// Parses `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`, with any number of optional fields
+/// before the hyphen.
 fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|&b| b == b' ');
     let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
@@ -139,7 +139,7 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     })
 }
 
-/// The kernel writes space, tab, newline and backslash as three octal digits.
+/// The kernel escapes space, tab, newline and backslash as three octal digits.
 fn unescape(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
@@ -166,11 +166,11 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// What mounts of a source are made to look like: kind and options of the file system.
+    /// How mounts of a source are disguised: type and options of the file system.
     static DISGUISES: Mutex<Option<HashMap<OsString, (String, String)>>> = Mutex::new(None);
 
-    /// Shows every mount of this source, whatever it is, as one of the kernel's SMB client with these options. Test
-    /// machines seldom have that client; what is mounted, silent or busy is real. A source belongs to one test.
+    /// Shows every mount of this source as a mount of the kernel's SMB client with these options. Test machines rarely have
+    /// that client; the mount itself, and that it hangs or is busy, is real. Each source belongs to one test.
     pub(crate) fn disguise_as_smb(source: &str, super_options: &str) {
         let mut disguises = DISGUISES.lock().unwrap_or_else(PoisonError::into_inner);
         let look = ("cifs".to_owned(), super_options.to_owned());

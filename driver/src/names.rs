@@ -1,4 +1,4 @@
-//! From the name that the orchestrator gives a volume to the id it has on the server.
+//! Maps the name that the orchestrator gives a volume to its ID on the server.
 
 use std::fmt;
 
@@ -7,19 +7,19 @@ use sha2::{Digest, Sha256};
 use crate::error::Error;
 use crate::limits::{NAME_BYTES_MAX, VOLUME_ID_BYTES_MAX};
 
-/// Marks ids that were made from a hash.
+/// Prefix of IDs that are hashes.
 const HASHED_PREFIX: &str = "fb-";
 
-/// Bytes of SHA-256 in a hashed id: 160 bits leave accidents out of the question.
+/// Bytes of SHA-256 in a hashed ID: 160 bits rule out accidental collisions.
 const HASH_BYTES: usize = 20;
 
-/// The id of a volume: 1..=63 of `[a-z0-9-]`, a letter or digit at either end. It is the share's name too.
+/// The ID of a volume: 1..=63 of `[a-z0-9-]`, with a letter or digit at both ends. It is also the share's name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct VolumeId(String);
 
 impl VolumeId {
-    /// The id of the volume called `name`: the name itself where it can be one, else a hash of it. The same
-    /// name always gives the same id, which is what makes CreateVolume idempotent.
+    /// The ID of the volume named `name`: the name itself if it is a valid ID, otherwise its hash. The same name always yields
+    /// the same ID, which makes CreateVolume idempotent.
     pub(crate) fn from_name(name: &str) -> Result<Self, Error> {
         if name.is_empty() {
             return Err(Error::Missing("name"));
@@ -34,7 +34,7 @@ impl VolumeId {
         if let Some(bad) = name.chars().find(|&c| is_forbidden(c)) {
             return Err(Error::invalid("name", format!("character U+{:04X} is not allowed", u32::from(bad))));
         }
-        // A name that looks like a hashed id is hashed as well, so it cannot meet another name's hash.
+        // A name that looks like a hashed ID is hashed as well, so it cannot collide with another name's hash.
         if is_valid(name) && !name.starts_with(HASHED_PREFIX) {
             return Ok(Self(name.to_owned()));
         }
@@ -43,7 +43,7 @@ impl VolumeId {
         Ok(Self(format!("{HASHED_PREFIX}{hex}")))
     }
 
-    /// An id that comes back from the orchestrator. `None`: no volume can have it.
+    /// Parses an ID from the orchestrator. `None` if no volume can have it.
     pub(crate) fn parse(id: &str) -> Option<Self> {
         is_valid(id).then(|| Self(id.to_owned()))
     }

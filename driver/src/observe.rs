@@ -1,5 +1,5 @@
-//! One log line per call: what, for which volume, how it ended, how long it took. Never what it carried:
-//! requests hold secrets, and mount flags may.
+//! Writes one log line per call: the RPC, the volume, the outcome and the duration. Never logs contents: requests hold secrets,
+//! and mount flags may.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ pub(crate) async fn observe<T>(
     let elapsed_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     match &result {
         Ok(_) => info!(rpc, volume_id, elapsed_ms, "call succeeded"),
-        // The orchestrator tries again by itself.
+        // The orchestrator retries.
         Err(status) if status.code() == Code::Aborted => {
             debug!(rpc, volume_id, elapsed_ms, code = ?status.code(), error = status.message(), "call refused");
         }

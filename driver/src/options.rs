@@ -1,4 +1,4 @@
-//! The options of a volume's SMB mount: our defaults, the volume's rules, and what the StorageClass adds.
+//! Options of a volume's SMB mount: defaults, requirements of the volume, and additions of the StorageClass.
 
 use std::collections::BTreeMap;
 
@@ -10,17 +10,16 @@ use crate::limits::{MOUNT_FLAGS_BYTES_MAX, MOUNT_VALUE_BYTES_MAX};
 use crate::mount::Setting;
 use crate::snapshot_time;
 
-/// The dialect where neither the volume nor the StorageClass says one.
+/// The default dialect if neither the volume nor the StorageClass specifies one.
 pub(crate) const DIALECT_DEFAULT: &str = "3.1.1";
 
-/// Seconds of silence after which the client asks whether the server is there.
+/// Seconds of silence after which the client sends an ECHO to the server.
 const ECHO_INTERVAL_S: &str = "10";
 
-/// Dialects that `vers` may say; SMB 1 and 2.0.2 are not among them.
+/// Accepted values of `vers`; SMB 1 and 2.0.2 are excluded.
 const DIALECTS: [&str; 8] = ["2.1", "3", "3.0", "3.0.2", "3.02", "3.1.1", "3.11", "default"];
 
-/// Words without a value that a StorageClass may add. Every other word is refused, so that what a future
-/// kernel understands under a new name cannot slip by.
+/// Flags that a StorageClass may add. All others are refused, so that a new meaning in a future kernel cannot slip through.
 #[rustfmt::skip]
 const FLAGS: &[&str] = &[
     "acl", "brl", "cifsacl", "compress", "dynperm", "forcegid", "forcemand", "forcemandatorylock", "forceuid",
@@ -34,10 +33,10 @@ const FLAGS: &[&str] = &[
     "tcpnodelay", "unix", "unicode", "user_xattr",
 ];
 
-/// The word that says by what a volume is mounted, which is decided when it is mounted.
+/// The flag that selects RDMA. The transport is decided at mount time.
 const TRANSPORT: &str = "rdma";
 
-/// Words with a number.
+/// Options with a numeric value.
 #[rustfmt::skip]
 const NUMBERS: &[&str] = &[
     "acdirmax", "acregmax", "actimeo", "bsize", "closetimeo", "dir_mode", "dirmode", "echo_interval", "esize",
@@ -45,7 +44,7 @@ const NUMBERS: &[&str] = &[
     "min_enc_offload", "rasize", "retrans", "rsize", "uid", "wsize",
 ];
 
-/// Words with one of a few values.
+/// Options with a fixed set of values.
 #[rustfmt::skip]
 const CHOICES: &[(&str, &[&str])] = &[
     ("cache", &["strict", "loose", "none", "ro", "singleclient"]),
@@ -55,13 +54,13 @@ const CHOICES: &[(&str, &[&str])] = &[
     ("vers", &DIALECTS),
 ];
 
-/// The word for a moment: the volume is shown as it was then, and cannot be written.
+/// The option for a snapshot: shows the volume as it was at that time, read-only.
 pub(crate) const SNAPSHOT: &str = "snapshot";
 
-/// Words with a security context of SELinux, which the kernel takes for every file system (security/selinux/hooks.c).
+/// Options with an SELinux security context, which the kernel accepts for every file system (security/selinux/hooks.c).
 const CONTEXTS: &[&str] = &["context", "defcontext", "fscontext", "rootcontext"];
 
-/// Words for the client's identity or the server's address. The volume and its Secret determine both.
+/// Options for the client's identity or the server's address. The volume and its Secret determine both.
 #[rustfmt::skip]
 const IDENTITY: &[&str] = &[
     "addr", "backupgid", "backupuid", "cred", "credentials", "cruid", "dom", "domain", "domainauto", "guest",
@@ -69,7 +68,7 @@ const IDENTITY: &[&str] = &[
     "servern", "source", "srcaddr", "unc", "upcall_target", "user", "username", "ver", "witness",
 ];
 
-/// Pairs that set the same thing; the later one wins.
+/// Options that set the same value; the later one wins.
 #[rustfmt::skip]
 const SAME: &[(&str, &str)] = &[
     ("dirmode", "dir_mode"),
@@ -86,10 +85,10 @@ const SAME: &[(&str, &str)] = &[
     ("nounix", "posix"),
 ];
 
-/// Checked options: what the file system gets and what the mount gets.
+/// Checked options of the file system and of the mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MountOptions {
-    /// By the name of what is set, so that an addition replaces a default.
+    /// Keyed by setting, so that an addition replaces a default.
     options: BTreeMap<String, MountOption>,
     pub(crate) attributes: MountAttrFlags,
 }
@@ -101,8 +100,8 @@ struct MountOption {
 }
 
 impl MountOptions {
-    /// The options of a volume with this dialect and protection, given to pods of the group `group`, with the
-    /// capability's mount flags added.
+    /// Builds the options of a volume with this dialect and protection, for pods of the group `group`, plus the capability's
+    /// mount flags.
     pub(crate) fn build(
         dialect: &str,
         protection: Protection,
@@ -114,19 +113,19 @@ impl MountOptions {
         }
         let mut built = Self {
             options: BTreeMap::new(),
-            // A pod that can write a volume must not be able to plant a setuid program or a device in it for
-            // the other pods' nodes.
+            // A pod that can write a volume must not be able to plant a setuid program or a device in it for the other pods'
+            // nodes.
             attributes: MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV,
         };
         built.set("vers", Some(dialect));
         if wants_posix(mount_flags) {
-            // Owners and modes are those of each file, and the node enforces them. The client takes them from security descriptors
-            // where it has no answer of the POSIX extensions at hand.
+            // Each file has its own owner and mode, which the node enforces. The client derives them from security descriptors
+            // if it has no response with POSIX extensions at hand.
             built.set("idsfromsid", None);
             built.set("modefromsid", None);
             built.set("symlink", Some("native"));
         } else {
-            // Pods run as any uid: the volume's credentials are the access control, modes are for show.
+            // Pods run as any UID: the volume's credentials control access, modes are cosmetic.
             built.set("noperm", None);
             built.set("uid", Some("0"));
             built.set("gid", Some("0"));
@@ -134,15 +133,15 @@ impl MountOptions {
             built.set("dir_mode", Some("0777"));
             built.set("mfsymlinks", None);
         }
-        // Other nodes' writes are seen: leases decide what may be cached, attributes live a second at most.
+        // Makes writes of other nodes visible: leases decide what may be cached, attributes are cached for at most a second.
         built.set("cache", Some("strict"));
         built.set("actimeo", Some("1"));
         // I/O waits for a server that restarts or fails over, instead of failing the job.
         built.set("hard", None);
-        // A server that is gone without a word is given up after three of these, and looked for where its address is now;
-        // the kernel's default is 60 s.
+        // After three of these intervals without a response, the client gives up the connection and looks up the server's
+        // current address; the kernel's default interval is 60 s.
         built.set("echo_interval", Some(ECHO_INTERVAL_S));
-        // Without it a kernel that cannot load its default table falls back to Latin-1 without a word.
+        // Without it, a kernel that cannot load its default table silently falls back to Latin-1.
         built.set("iocharset", Some("utf8"));
         if let Some(group) = group {
             built.set("gid", Some(&group.to_string()));
@@ -156,7 +155,7 @@ impl MountOptions {
         for word in mount_flags.iter().flat_map(|flag| words_of(flag)) {
             built.add(word)?;
         }
-        // Last, so that nothing above takes a volume's protection away.
+        // Set last, so that no option above removes the volume's protection.
         match protection {
             Protection::Unspecified | Protection::Optional => {}
             Protection::Sign => built.set("sign", None),
@@ -171,7 +170,7 @@ impl MountOptions {
         Ok(built)
     }
 
-    /// One mount flag of the capability. Only names appear in errors: a value may be anything.
+    /// Adds one mount flag of the capability. Errors contain only names: a value can be anything.
     fn add(&mut self, text: &str) -> Result<(), Error> {
         let (word, value) = match text.split_once('=') {
             Some((word, value)) => (word, Some(value)),
@@ -241,12 +240,12 @@ impl MountOptions {
         self.options.get(name)?.value.as_deref()
     }
 
-    /// The group that files show.
+    /// The group of all files.
     pub(crate) fn gid(&self) -> u32 {
         self.value("gid").and_then(number).unwrap_or_default()
     }
 
-    /// Whether I/O waits for a server that is away.
+    /// Whether I/O waits for an unreachable server.
     pub(crate) fn is_hard(&self) -> bool {
         self.options.get("hard").is_some_and(|option| matches!(&*option.word, "hard" | "nosoft"))
     }
@@ -255,12 +254,12 @@ impl MountOptions {
         self.options.contains_key("seal")
     }
 
-    /// Whether this word without a value is set.
+    /// Whether this flag is set.
     pub(crate) fn has(&self, word: &str) -> bool {
         self.options.contains_key(word)
     }
 
-    /// For fsconfig, in a stable order; not by what it is mounted.
+    /// The settings for fsconfig, in a stable order; without the transport.
     pub(crate) fn settings(&self) -> impl Iterator<Item = Setting<'_>> {
         let options = self.options.values().filter(|o| o.word != TRANSPORT);
         options.map(|o| match &o.value {
@@ -270,14 +269,14 @@ impl MountOptions {
     }
 }
 
-/// Whether the flags ask for the POSIX extensions of SMB 3.1.1; the last word counts.
+/// Whether the flags request the POSIX extensions of SMB 3.1.1; the last flag counts.
 fn wants_posix(mount_flags: &[String]) -> bool {
     let words = mount_flags.iter().flat_map(|flag| words_of(flag));
     let last = words.filter(|word| *word == "posix" || SAME.contains(&(word, "posix"))).last();
     last.is_some_and(|word| !word.starts_with("no"))
 }
 
-/// What the words of mount(8) do that belong to the mount and not to the file system.
+/// The effect of mount(8) options that belong to the mount, not to the file system.
 enum Attribute {
     Set(MountAttrFlags),
     Clear(MountAttrFlags),
@@ -299,13 +298,13 @@ fn attribute(word: &str) -> Option<Attribute> {
         "relatime" => Attribute::Access(MountAttrFlags::MOUNT_ATTR_RELATIME),
         "noatime" => Attribute::Access(MountAttrFlags::MOUNT_ATTR_NOATIME),
         "strictatime" => Attribute::Access(MountAttrFlags::MOUNT_ATTR_STRICTATIME),
-        // Words for mount(8) and systemd; nothing to do.
+        // Options for mount(8) and systemd; no effect here.
         "_netdev" | "defaults" => Attribute::Set(MountAttrFlags::empty()),
         _ => return None,
     })
 }
 
-/// Decimal, or octal with a leading 0, as the kernel reads it.
+/// Parses a decimal number, or octal with a leading 0, as the kernel does.
 fn number(text: &str) -> Option<u32> {
     if text.starts_with('+') || text.starts_with("0+") {
         return None;
@@ -317,13 +316,13 @@ fn number(text: &str) -> Option<u32> {
     }
 }
 
-/// A security context as SELinux has it: user, role, type and level, the level with categories between commas.
+/// Whether this is an SELinux security context: user, role, type and level, the level with comma-separated categories.
 fn is_security_context(text: &str) -> bool {
     let usable = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-' | b':' | b',');
     !text.is_empty() && text.len() <= MOUNT_VALUE_BYTES_MAX && text.bytes().all(usable)
 }
 
-/// The words of a flag: commas part them, but not between quotation marks, as in the kubelet's `context="…:c1,c2"`.
+/// Splits a flag at commas, except inside quotation marks, as in the kubelet's `context="…:c1,c2"`.
 fn words_of(flag: &str) -> impl Iterator<Item = &str> {
     let mut is_quoted = false;
     flag.split(move |c: char| {

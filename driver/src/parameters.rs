@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::limits::MAP_BYTES_MAX;
 use crate::transport::Transport;
 
-/// What the sidecars add with `--extra-create-metadata`; kept as labels of the volume.
+/// Prefix of the keys that the sidecars add with `--extra-create-metadata`; kept as labels of the volume.
 pub(crate) const METADATA_PREFIX: &str = "csi.storage.k8s.io/";
 
 const KNOWN: &str = "pool, quota (hard or none), protection (optional, sign or seal), transport (auto, rdma or tcp), \
@@ -18,10 +18,10 @@ const KNOWN: &str = "pool, quota (hard or none), protection (optional, sign or s
 const KNOWN_IN_CLUSTER: &str = "cluster, clusterNamespace, backend, quota (hard or none), protection (optional, sign or \
                                 seal), transport (auto, rdma or tcp), csi.storage.k8s.io/*";
 
-/// Where volumes are provisioned: some parameters make sense in one setting only.
+/// Deployment mode: some parameters are valid in one mode only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Setting {
-    /// One server, known by its admin API.
+    /// One server, accessed through its admin API.
     OneServer,
     /// The instances of StorageClusters.
     Kubernetes,
@@ -33,13 +33,13 @@ pub(crate) struct Parameters {
     /// The StorageCluster with the instances that hold the volume.
     pub(crate) cluster: Option<String>,
     pub(crate) cluster_namespace: Option<String>,
-    /// In a cluster the backend: every instance has a pool of its name.
+    /// In a cluster, the backend: every instance has a pool with its name.
     pub(crate) pool: Option<String>,
     pub(crate) quota: Quota,
     pub(crate) protection: Protection,
-    /// By what it is mounted; `auto` where it is not said.
+    /// The transport of its mounts; `auto` if not specified.
     pub(crate) transport: Option<Transport>,
-    /// Instead of the addresses that the server advertises.
+    /// Replaces the addresses that the server advertises.
     pub(crate) server: Option<Vec<ServerAddress>>,
     pub(crate) labels: BTreeMap<String, String>,
 }
@@ -95,7 +95,7 @@ impl Parameters {
     }
 }
 
-/// CSI: a map's keys and values have a common limit.
+/// CSI: the keys and values of a map have a common size limit.
 pub(crate) fn check_size(field: &'static str, map: &HashMap<String, String>) -> Result<(), Error> {
     let bytes: usize = map.iter().map(|(key, value)| key.len() + value.len()).sum();
     if bytes > MAP_BYTES_MAX {
@@ -104,7 +104,7 @@ pub(crate) fn check_size(field: &'static str, map: &HashMap<String, String>) -> 
     Ok(())
 }
 
-/// Reads the word that parameters and volume contexts use.
+/// Parses the value used in parameters and volume contexts.
 pub(crate) fn protection_from(word: &str) -> Option<Protection> {
     match word {
         "optional" => Some(Protection::Optional),
@@ -114,7 +114,7 @@ pub(crate) fn protection_from(word: &str) -> Option<Protection> {
     }
 }
 
-/// The word for it; what the server leaves open is optional for a client.
+/// The value used in parameters and volume contexts; unspecified means optional for a client.
 pub(crate) fn protection_word(protection: Protection) -> &'static str {
     match protection {
         Protection::Unspecified | Protection::Optional => "optional",
@@ -201,13 +201,13 @@ mod tests {
         }
     }
 
-    /// The page explains the parameters; this holds its two tables against what is known.
+    /// The page documents the parameters; this compares its two tables with the known ones.
     #[test]
     fn every_parameter_is_in_the_reference() {
         let path = forebay_testing::generated::root().join("docs/reference/storageclass.md");
         let page = std::fs::read_to_string(path).expect("the page");
         for (known, heading) in [(KNOWN_IN_CLUSTER, "## Parameters\n"), (KNOWN, "## With one server\n")] {
-            // Without what is in parentheses.
+            // Without the text in parentheses.
             let names = known.split('(').map(|part| part.rsplit(')').next().unwrap_or_default());
             let names = names.collect::<String>();
             let mut names: Vec<&str> = names.split(',').map(str::trim).collect();

@@ -1,33 +1,33 @@
-//! Which instance of a StorageCluster holds a new volume: a pure function of what the instances have.
+//! Chooses the instance of a StorageCluster for a new volume: a pure function of the instances' state.
 
 use forebay_proto::admin::{self, Quota};
 
 /// Instances that a refusal names; the others are counted.
 const NAMED_MAX: usize = 8;
 
-/// One instance as the choice sees it.
+/// One instance as input to the choice.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Candidate {
     pub(crate) name: String,
-    /// Order among equals.
+    /// Tie-breaker.
     pub(crate) ordinal: u32,
-    /// Volumes that it holds already.
+    /// Volumes that it already holds.
     pub(crate) volumes: u32,
-    /// Its pools, or why nothing can be asked of it now.
+    /// Its pools, or why it cannot be used now.
     pub(crate) pools: Result<Vec<Pool>, String>,
 }
 
 /// One pool of an instance.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Pool {
-    /// As the server tells it; its name is the backend's.
+    /// The server's report; the pool has the name of the backend.
     pub(crate) reported: admin::Pool,
-    /// So many percent of its size may be promised.
+    /// Percentage of its size that may be provisioned.
     pub(crate) overcommit_percent: u32,
 }
 
 impl Pool {
-    /// What can still be promised to volumes with this quota.
+    /// The bytes that can still be provisioned for volumes with this quota.
     pub(crate) fn available_bytes(&self, quota: Quota) -> u64 {
         match (quota, self.reported.has_quota()) {
             (Quota::Hard, false) | (Quota::None, true) => 0,
@@ -36,32 +36,32 @@ impl Pool {
     }
 }
 
-/// What is to be placed.
+/// The requirements of the volume.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) size_bytes: u64,
     /// Only pools of this backend.
     pub(crate) backend: Option<&'a str>,
     pub(crate) quota: Quota,
-    /// Only this instance, because the volume may be there already.
+    /// Only this instance, because the volume may already exist there.
     pub(crate) instance: Option<&'a str>,
 }
 
-/// Where it goes.
+/// The chosen place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) instance: String,
     pub(crate) pool: String,
-    /// Whether the pool keeps account of what it promised.
+    /// Whether the pool accounts for provisioned bytes.
     pub(crate) has_quota: bool,
 }
 
-/// Why it goes nowhere.
+/// Why no place was found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("it has no instance yet")]
     NoInstance,
-    /// Those that are not ready might have room.
+    /// Instances that are not ready might have room.
     #[error("no instance that is ready has room for {wanted}: {found}")]
     NotReady { wanted: String, found: String },
     #[error("no instance has room for {wanted}: {found}")]
@@ -72,9 +72,9 @@ pub(crate) enum Refusal {
     NoQuota(&'static str),
 }
 
-/// Chooses the pool with the most room, of equals the instance with the fewest volumes, of equals the first. In pools
-/// without quota nothing is promised and new volumes are empty, so there the room is shared by the volumes that are
-/// there: else all of them would land on the one largest disk.
+/// Chooses the pool with the most room; among equals, the instance with the fewest volumes; among those, the first one. Pools
+/// without quota provision nothing and new volumes are empty, so their room is divided by the number of volumes: otherwise all
+/// volumes would go to the largest disk.
 pub(crate) fn choose(candidates: &[Candidate], wanted: Wanted<'_>) -> Result<Place, Refusal> {
     let candidates: Vec<&Candidate> =
         candidates.iter().filter(|c| wanted.instance.is_none_or(|name| c.name == name)).collect();

@@ -1,7 +1,7 @@
-//! Another password for a volume, by the command line and not by a CSI call: nothing asks for it in Kubernetes.
+//! Replaces the password of a volume. Done on the command line, not in a CSI call: Kubernetes has no request for it.
 //!
-//! The Secret has the next password before the server does, and as its password only after that. Whatever a crash cuts
-//! off, the Secret's password is one that the server takes, and the next run goes on with the same one.
+//! The Secret stores the next password before the server gets it, and makes it the current password only afterwards. So after a
+//! crash at any point, the server accepts the Secret's password, and the next run continues with the same next password.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::config::RotateCredentials;
 use crate::error::Error;
 use crate::handle::Handle;
 
-/// Does what the command line says, and tells of it on standard output. Whether all of it succeeded.
+/// Executes the command and reports on standard output. Returns whether everything succeeded.
 pub(crate) fn run(command: &RotateCredentials) -> anyhow::Result<bool> {
     crate::runtime()?.block_on(async {
         let kubernetes =
@@ -33,7 +33,7 @@ pub(crate) fn run(command: &RotateCredentials) -> anyhow::Result<bool> {
                     rotated += 1;
                     println!("{id}: {}", done.describe());
                 }
-                // One volume's trouble is no reason to leave the others.
+                // A failure for one volume must not stop the others.
                 Err(error) => {
                     failed += 1;
                     eprintln!("{id}: {:#}", anyhow::Error::from(error));
@@ -50,14 +50,14 @@ pub(crate) fn run(command: &RotateCredentials) -> anyhow::Result<bool> {
     })
 }
 
-/// What was done.
+/// The outcome for a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Done {
-    /// The Secret has a new password, and the previous one beside it.
+    /// The Secret has a new password, and still contains the previous one.
     Rotated,
-    /// There was no Secret, and there is one now.
+    /// The Secret was missing and has been created again.
     Restored,
-    /// Its password is not old enough.
+    /// The password is not old enough.
     Young,
 }
 
@@ -95,7 +95,7 @@ async fn rotate(clusters: &Clusters, volume_id: &str, older_than: Option<Duratio
         let age = record.since.map(|since| Timestamp::now().duration_since(since));
         age.is_some_and(|age| age.unsigned_abs() < least)
     };
-    // One that was begun and cut off is done.
+    // An interrupted rotation is completed.
     if older_than.is_some_and(is_young) && !record.is_cut_off() {
         return Ok(Done::Young);
     }

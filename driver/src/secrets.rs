@@ -1,4 +1,4 @@
-//! The credentials of a volume, as they come with a call.
+//! The credentials of a volume, as passed in a call.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,10 +18,10 @@ const _: () = assert!(VOLUME_ID_BYTES_MAX <= USERNAME_BYTES_MAX);
 pub(crate) const USERNAME: &str = "username";
 /// The key of the password in a Secret.
 pub(crate) const PASSWORD: &str = "password";
-/// The key of a second password that is good, too, while one replaces the other.
+/// The key of a second valid password during a rotation.
 pub(crate) const PASSWORD2: &str = "password2";
 
-/// What a call's secrets held: a password, and a user name where one is given.
+/// The contents of a call's secrets: a password, and an optional user name.
 pub(crate) struct Given {
     username: Option<String>,
     password: Zeroizing<String>,
@@ -29,7 +29,7 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    /// Takes them out of a call's secrets, and wipes what the call carried.
+    /// Takes the credentials from a call's secrets, and zeroizes all values of the call.
     pub(crate) fn take(secrets: &mut HashMap<String, String>) -> Result<Self, Error> {
         let username = secrets.remove(USERNAME);
         let password = secrets.remove(PASSWORD).map(Zeroizing::new);
@@ -53,8 +53,8 @@ impl Given {
         Ok(Self { username, password, second })
     }
 
-    /// The credentials of this volume. A user opens one volume and no other, so a Secret that serves a whole
-    /// StorageClass names none: the volume's id is the user name then.
+    /// The credentials of this volume. A user can open only one volume, so a Secret for a whole StorageClass contains no user
+    /// name: the volume's ID is then the user name.
     pub(crate) fn for_volume(self, volume_id: &VolumeId) -> Credentials {
         let username = self.username.unwrap_or_else(|| volume_id.to_string());
         Credentials { username, password: self.password, second: self.second }
@@ -72,7 +72,7 @@ fn check_password(field: &'static str, password: &str) -> Result<(), Error> {
     }
 }
 
-/// User name and password; the passwords are wiped when dropped and never printed.
+/// User name and password; passwords are zeroized on drop and never printed.
 #[derive(Clone)]
 pub(crate) struct Credentials {
     pub(crate) username: String,
@@ -81,11 +81,11 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
-    /// Those of a new volume: its id is the user name.
+    /// Generates credentials for a new volume: its ID is the user name.
     pub(crate) fn random(volume_id: &VolumeId) -> Result<Self, Error> {
         let mut bytes = Zeroizing::new([0; PASSWORD_RANDOM_BYTES]);
         getrandom::fill(&mut *bytes).map_err(|_| Error::NoRandomness)?;
-        // Its full length at once: a string that grows leaves copies behind.
+        // Allocates the full length: a reallocation would leave copies behind.
         let mut password = Zeroizing::new(String::with_capacity(PASSWORD_RANDOM_BYTES * 2));
         for byte in bytes.iter() {
             for digit in [byte >> 4, byte & 0xf] {
@@ -95,12 +95,12 @@ impl Credentials {
         Ok(Self { username: volume_id.to_string(), password, second: None })
     }
 
-    /// For the one place that needs it.
+    /// Exposes the password to its only user.
     pub(crate) fn expose_password(&self) -> &str {
         &self.password
     }
 
-    /// The password and the one that is good beside it, for a mount.
+    /// The password and the second valid one, for a mount.
     pub(crate) fn expose_passwords(&self) -> (&str, Option<&str>) {
         (&self.password, self.second.as_ref().map(|second| second.as_str()))
     }

@@ -1,12 +1,12 @@
-//! The time of a snapshot in the mount option `snapshot`: `@GMT-YYYY.MM.DD-HH.MM.SS` ([MS-SMB2] 2.2.32.2), as `smbinfo
-//! list-snapshots` and mount.cifs have it, or the FILETIME that the kernel takes.
+//! The time of a snapshot in the mount option `snapshot`: either `@GMT-YYYY.MM.DD-HH.MM.SS` ([MS-SMB2] 2.2.32.2), as in
+//! `smbinfo list-snapshots` and mount.cifs, or the FILETIME that the kernel uses.
 
-/// Seconds from the beginning of FILETIME (1601) to that of Unix time.
+/// Seconds from the FILETIME epoch (1601) to the Unix epoch.
 const UNIX_EPOCH_S: i64 = 11_644_473_600;
-/// FILETIME counts in 100 ns.
+/// FILETIME counts units of 100 ns.
 const TICKS_PER_S: u64 = 10_000_000;
 
-/// The FILETIME of a snapshot; `None` for what is none.
+/// Parses the FILETIME of a snapshot; `None` if the text is invalid.
 pub(crate) fn parse(text: &str) -> Option<u64> {
     match text.strip_prefix("@GMT-") {
         Some(token) => filetime(token),
@@ -30,7 +30,7 @@ fn filetime(token: &str) -> Option<u64> {
     u64::try_from(seconds + UNIX_EPOCH_S).ok()?.checked_mul(TICKS_PER_S)
 }
 
-/// Numbers with dots between them, each with so many digits.
+/// Parses numbers that are separated by dots, each with the given number of digits.
 fn numbers(text: &str, digits: [usize; 3]) -> Option<[i64; 3]> {
     let mut parts = text.split('.');
     let mut found = [0; 3];
@@ -49,7 +49,7 @@ fn days_in(year: i64, month: i64) -> i64 {
     days_since_1970(next.0, next.1, 1) - days_since_1970(year, month, 1)
 }
 
-/// Of the Gregorian calendar. Years begin in March, so that a leap day is the last of its year.
+/// Days in the Gregorian calendar. Years begin in March, so that a leap day is the last day of its year.
 fn days_since_1970(year: i64, month: i64, day: i64) -> i64 {
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let leap_days = year / 4 - year / 100 + year / 400;

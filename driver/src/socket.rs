@@ -1,4 +1,4 @@
-//! The unix socket that the orchestrator calls.
+//! The Unix socket on which the orchestrator calls.
 
 use std::fs;
 use std::io::{self, Read};
@@ -22,19 +22,19 @@ use tracing::warn;
 
 use crate::limits::{SOCKET_PATIENCE, SOCKET_PAUSE};
 
-/// Connections that wait to be accepted.
+/// Pending connections.
 const BACKLOG: i32 = 128;
 
-/// A socket's file as it was found: another one at the same path is not this one.
+/// A socket file, identified by its inode: a new file at the same path is a different one.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
-    /// Keeps the inode, so that no other file gets its number.
+    /// Keeps the inode open, so that its number is not reused.
     pin: OwnedFd,
 }
 
 impl SocketFile {
-    /// The one that is at `path` now.
+    /// The file that is at `path` now.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(Self { path: path.to_owned(), pin: open(path, flags, Mode::empty())? })
@@ -49,7 +49,7 @@ impl SocketFile {
         }
     }
 
-    /// Ends when the file at the path is not this one any more; looks this often.
+    /// Completes when the file at the path is no longer this one; checks at this interval.
     pub(crate) async fn vanished(&self, every: Duration) {
         let mut ticks = interval(every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -67,8 +67,7 @@ impl SocketFile {
     }
 }
 
-/// The file of a socket that this process listens on. It is removed with this value, unless another process has put its
-/// own in its place.
+/// The file of a socket that this process listens on. Dropping this removes the file, unless another process has replaced it.
 #[derive(Debug)]
 pub(crate) struct OwnSocket(SocketFile);
 
@@ -95,7 +94,8 @@ impl Drop for OwnSocket {
     }
 }
 
-/// A process holds this lock while it puts a socket into a folder or removes one: what it has looked at is then what it removes.
+/// A process holds this lock while it creates or removes a socket in a directory: no other process replaces the file between
+/// check and removal.
 fn lock_folder(path: &Path) -> io::Result<OwnedFd> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = open(folder, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -105,17 +105,17 @@ fn lock_folder(path: &Path) -> io::Result<OwnedFd> {
 
 /// Whether a process serves HTTP/2 at the socket.
 ///
-/// To connect proves nothing: a process that was killed keeps its listener as long as one of its threads hangs in the
-/// kernel, and connections to it wait for ever. A server speaks first (RFC 9113 3.4), once it has accepted.
+/// A successful connect proves nothing: a killed process keeps its listener as long as one of its threads hangs in the kernel,
+/// and connections to it wait forever. A server sends first (RFC 9113 3.4), after it has accepted the connection.
 fn is_served(path: &Path, patience: Duration) -> io::Result<bool> {
     let deadline = Instant::now() + patience;
     loop {
-        // Without NONBLOCK it would wait where as many connections wait as the listener takes.
+        // Without NONBLOCK, connect would block if the listener's backlog is full.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         match connect(&socket, &SocketAddrUnix::new(path)?) {
             Ok(()) => match speaks(UnixStream::from(socket), deadline) {
-                // The listener was closed meanwhile.
+                // The listener was closed in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
                 result => return result,
             },
@@ -130,7 +130,7 @@ fn is_served(path: &Path, patience: Duration) -> io::Result<bool> {
     }
 }
 
-/// Whether the other end says anything, or closes what it has accepted.
+/// Whether the other end sends data, or closes an accepted connection.
 fn speaks(mut stream: UnixStream, deadline: Instant) -> io::Result<bool> {
     stream.set_nonblocking(false)?;
     loop {
@@ -141,18 +141,18 @@ fn speaks(mut stream: UnixStream, deadline: Instant) -> io::Result<bool> {
         stream.set_read_timeout(Some(left))?;
         match stream.read(&mut [0]) {
             Ok(_) => return Ok(true),
-            // Then the deadline has passed, or not quite.
+            // The deadline has passed, or almost.
             Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
             Err(error) => return Err(error),
         }
     }
 }
 
-/// Listens at `path`, for this user alone. A socket that no process serves is replaced, one in use is not.
+/// Listens at `path`, for this user only. Replaces a socket that no process serves, but not one that is in use.
 pub(crate) fn listen_at(path: &Path) -> anyhow::Result<(UnixListener, OwnSocket)> {
     let shown = path.display();
-    // The kubelet's folder for the sockets of plugins is there, ours in it is for us to make. Only that one: a folder
-    // above that is missing was not mounted into the container.
+    // The kubelet's directory for plugin sockets exists; this driver creates its own directory in it. It creates only that one:
+    // a missing parent directory was not mounted into the container.
     if let Some(folder) = path.parent()
         && let Err(e) = fs::DirBuilder::new().mode(0o750).create(folder)
         && e.kind() != io::ErrorKind::AlreadyExists
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
     use crate::identity::{IdentityService, Look};
 
-    // Looking at a socket blocks, while another thread serves it.
+    // The check of a socket blocks while another thread serves it.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn a_stale_socket_is_replaced_and_one_in_use_is_kept() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -209,7 +209,7 @@ mod tests {
         let serving = tokio::spawn(router.serve_with_incoming(UnixListenerStream::new(first)));
         let error = listen_at(&path).expect_err("in use").to_string();
         assert!(error.contains("in use"), "{error}");
-        // As a process leaves it that is killed.
+        // As left by a killed process.
         serving.abort();
         assert!(serving.await.is_err_and(|error| error.is_cancelled()));
         std::mem::forget(own);
@@ -226,7 +226,7 @@ mod tests {
     async fn a_socket_where_connections_are_never_accepted_is_replaced() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("csi.sock");
-        // Of a process that was killed, with a thread that hangs in the kernel.
+        // The socket of a killed process, with a thread that hangs in the kernel.
         let (hung, own) = listen_at(&path).expect("free");
         std::mem::forget(own);
         let (_new, new) = listen_at(&path).expect("silent");
@@ -259,7 +259,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("csi.sock");
         let (old, old_file) = listen_at(&path).expect("free");
-        // The old one has stopped listening and still waits for calls to end.
+        // The old process has stopped listening and still waits for calls to end.
         drop(old);
         let (_new, new_file) = listen_at(&path).expect("stale");
         let deadline = Duration::from_secs(60);

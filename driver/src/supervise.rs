@@ -1,11 +1,11 @@
-//! The tasks of the process: none may end before the process does.
+//! The tasks of the process: no task may end before the process is asked to stop.
 
 use std::collections::HashMap;
 
 use anyhow::{Context, anyhow};
 use tokio::task::{Id, JoinSet};
 
-/// All that the process does until it is asked to stop. Dropping it aborts what is left.
+/// The tasks that run until the process is asked to stop. Dropping this aborts the remaining ones.
 #[derive(Debug, Default)]
 pub(crate) struct Tasks {
     running: JoinSet<anyhow::Result<()>>,
@@ -13,7 +13,7 @@ pub(crate) struct Tasks {
 }
 
 impl Tasks {
-    /// Starts a task, which ends when it is asked to stop.
+    /// Starts a task, which must end when it is asked to stop.
     pub(crate) fn spawn(
         &mut self,
         name: &'static str,
@@ -23,7 +23,7 @@ impl Tasks {
         self.names.insert(handle.id(), name);
     }
 
-    /// Waits until a task ends without being asked to: whatever the others do, the process does not do its work any more.
+    /// Waits until a task ends prematurely: the process then no longer does its work, even if other tasks continue.
     pub(crate) async fn failure(&mut self) -> anyhow::Error {
         match self.next().await {
             Some((name, Ok(()))) => anyhow!("{name} ended"),
@@ -32,7 +32,7 @@ impl Tasks {
         }
     }
 
-    /// Waits for all of them, which were asked to stop. The first error is the result.
+    /// Waits for all tasks after they were asked to stop. Returns the first error.
     pub(crate) async fn finish(&mut self) -> anyhow::Result<()> {
         let mut first = Ok(());
         while let Some((_, result)) = self.next().await {

@@ -1,28 +1,28 @@
-//! By what a volume is mounted: what its StorageClass wants, and what both ends can do.
+//! Selects the transport of a mount from the StorageClass and the capabilities of both ends.
 
 use forebay_inventory::{self as inventory, Addresses, Inventory, Presence};
 
 use crate::error::Error;
 use crate::options::MountOptions;
 
-/// The only port at which Linux looks for SMB Direct over InfiniBand and RoCE; where TCP is elsewhere, another server may be
-/// there.
+/// The only port on which Linux tries SMB Direct over InfiniBand and RoCE; if the server's TCP port differs, another server may
+/// use this port.
 const RDMA_PORT: u16 = 445;
 
-/// What is wanted.
+/// The requested transport.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Transport {
-    /// RDMA where both ends have it, else TCP.
+    /// RDMA if both ends support it, otherwise TCP.
     #[default]
     Auto,
-    /// RDMA, or no mount.
+    /// RDMA only.
     Rdma,
     /// TCP.
     Tcp,
 }
 
 impl Transport {
-    /// Reads the word that parameters and volume contexts use.
+    /// Parses the value used in parameters and volume contexts.
     pub(crate) fn from_word(word: &str) -> Option<Self> {
         match word {
             "auto" => Some(Self::Auto),
@@ -40,8 +40,8 @@ impl Transport {
         }
     }
 
-    /// What is wanted, with what the mount options say. What RDMA moves is neither signed nor sealed, so a volume that wants
-    /// either has nothing to do with it.
+    /// Combines the requested transport with the mount options. RDMA transfers are neither signed nor sealed, so a volume that
+    /// requires either cannot use them.
     pub(crate) fn with(self, options: &MountOptions) -> Result<Self, Error> {
         let wanted = match (self, options.has("rdma")) {
             (Self::Tcp, true) => {
@@ -63,28 +63,28 @@ fn is_protected(options: &MountOptions) -> bool {
     options.is_sealed() || options.has("sign")
 }
 
-/// What is known of the server.
+/// Known properties of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Served {
-    /// It is none of a StorageCluster, and was not asked.
+    /// It does not belong to a StorageCluster, and was not queried.
     Unknown,
     /// An instance of a StorageCluster.
     Instance {
-        /// Transports that it serves now, as its status has them.
+        /// Transports that it serves now, according to its status.
         transports: Vec<String>,
-        /// Port of SMB.
+        /// SMB port.
         port: u16,
-        /// Every session is signed or sealed.
+        /// Whether every session is signed or sealed.
         is_protected: bool,
     },
 }
 
-/// What the node has.
+/// Capabilities of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Client {
-    /// Whether the kernel's SMB client speaks SMB Direct.
+    /// Whether the kernel's SMB client supports SMB Direct.
     pub(crate) smb_direct: Presence,
-    /// Why no port can be used; `None` where one can.
+    /// Why no port is usable; `None` if one is.
     pub(crate) no_port: Option<String>,
 }
 
@@ -115,18 +115,18 @@ impl Client {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) over: Over,
-    /// Why not over RDMA, where that was not ruled out by the volume itself.
+    /// Why RDMA is not used, unless the volume itself rules it out.
     pub(crate) why: Option<String>,
-    /// The server would take RDMA: the node is what is short of it.
+    /// The server accepts RDMA, but the node cannot use it.
     pub(crate) is_less: bool,
 }
 
-/// What is tried.
+/// The transports to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Over {
     Tcp,
     Rdma,
-    /// RDMA, and TCP where that does not come about.
+    /// RDMA, and TCP if the RDMA mount fails.
     RdmaOrTcp,
 }
 
@@ -140,7 +140,7 @@ impl Choice {
     }
 }
 
-/// What can be said before the node is looked at. `None`: the node decides.
+/// The decision that needs no inspection of the node. `None` if the node decides.
 pub(crate) fn by_server(
     wanted: Transport,
     options: &MountOptions,
@@ -178,7 +178,7 @@ fn refused(why: &str) -> Error {
     Error::Refused(format!("the volume is to be mounted over RDMA (transport rdma): {why}"))
 }
 
-/// What this node makes of a server that takes RDMA. `Err`: it could not be looked at.
+/// The decision for a server that accepts RDMA. `client` is `Err` if the node could not be inspected.
 pub(crate) fn by_client(wanted: Transport, client: Result<&Client, &str>) -> Result<Choice, Error> {
     let missing = match client {
         Err(why) => Some(why.to_owned()),
@@ -187,7 +187,7 @@ pub(crate) fn by_client(wanted: Transport, client: Result<&Client, &str>) -> Res
                 "the kernel's SMB client is built without SMB Direct (CONFIG_CIFS_SMB_DIRECT)".to_owned(),
             ),
             (_, Some(why)) => Some(why.clone()),
-            // If RDMA is required, the kernel's answer to the mount decides.
+            // If RDMA is required, the kernel's result of the mount decides.
             (Presence::Unknown, None) if wanted == Transport::Auto => {
                 Some("it is not known whether the kernel's SMB client has SMB Direct".to_owned())
             }

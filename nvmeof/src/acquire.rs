@@ -1,15 +1,16 @@
-//! Holding a namespace against all other hosts: which host may take it, and whether we still have it.
+//! Holds a namespace against all other hosts: which host may take it, and whether this host still has it.
 //!
-//! The rules, whatever the order in which hosts come, go and return:
-//! * The reservation is of exclusive access, so the target refuses all that is not the holder's: there is one writer.
-//! * It may be taken from an *earlier epoch of the same instance* only, and by preempt-and-abort, which ends the
-//!   commands that the earlier one still has in flight before it answers.
-//! * This is done with a *pending* key, which the target keeps whatever becomes of us. Our own key replaces it once we have seen
-//!   the answer. An instance that finds the pending key, in the same start or a later one, has not seen the answer, and waits
-//!   until the earlier holder is cut off.
-//! * An instance that sees a later epoch of itself, or the same one on another host, steps back. If it sees another instance, it
-//!   touches nothing.
-//! * Each step is decided again on a report, so that two that come at once see each other.
+//! The rules apply in whatever order hosts start, stop and return:
+//! * The reservation is of type Exclusive Access, so the target refuses every command of a host that is not the holder. There
+//!   is one writer.
+//! * A host may take it only from an *earlier epoch of the same instance*, and only by preempt-and-abort, which completes after
+//!   it has ended the commands that the earlier epoch still has in flight.
+//! * The preempt uses a *pending* key, which the target keeps even if this host fails. Our own key replaces it after we have
+//!   received the response. An instance that finds its pending key, in the same start or a later one, has not received the
+//!   response and waits until the earlier holder is cut off.
+//! * An instance that finds a later epoch of itself, or its own epoch on another host, steps back. If it finds another
+//!   instance, it changes nothing.
+//! * Each step is decided from a fresh report, so that two hosts that start at the same time detect each other.
 
 use crate::device::{ReservationError, Reservations};
 use crate::host::HostId;
@@ -20,35 +21,34 @@ use crate::report::{Registrant, Report, ReservationType};
 /// The instance that acquires the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Me {
-    /// Which instance.
+    /// The instance.
     pub instance: InstanceHash,
-    /// Which epoch of it.
+    /// Its epoch.
     pub epoch: Epoch,
     /// The host identifier that the subsystem is connected with.
     pub host: HostId,
-    /// The same instance before it knew its cluster: its keys are those of earlier epochs, where their number
-    /// is lower.
+    /// The same instance before its cluster was known. Its keys count as earlier epochs if their number is lower.
     pub former: Option<InstanceHash>,
-    /// A key that is no epoch of ours, and may be preempted all the same: an administrator has declared that the server with
+    /// A key that belongs to no epoch of ours but may be preempted anyway: an administrator has declared that the server with
     /// this key is permanently gone.
     pub adopts: Option<ReservationKey>,
 }
 
-/// What a key is to us.
+/// How a key relates to this instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    /// Of an epoch of this instance.
+    /// Belongs to an epoch of this instance.
     Epoch(Epoch),
-    /// Of this instance, before it knew its cluster.
+    /// Belongs to this instance before its cluster was known.
     Former(Epoch),
     /// To be adopted.
     Adopted,
-    /// Any other.
+    /// Any other key.
     Stranger,
 }
 
 impl Me {
-    /// An instance that goes on with nothing but earlier epochs of its own.
+    /// An instance that takes over only from its own earlier epochs.
     #[must_use]
     pub fn new(instance: InstanceHash, epoch: Epoch, host: HostId) -> Self {
         Self { instance, epoch, host, former: None, adopts: None }
@@ -71,33 +71,33 @@ impl Me {
         ReservationKey::new(self.instance, self.epoch)
     }
 
-    /// Our key until what was taken from others has ended.
+    /// Our key until the commands of the hosts that we preempted have ended.
     #[must_use]
     pub fn pending_key(&self) -> ReservationKey {
         ReservationKey::pending(self.instance, self.epoch)
     }
 
-    /// Whether the host that registered this key had seen the end of what it took the namespace from. Of a key to be adopted it
-    /// is unknown which of the two it is.
+    /// Whether the host that registered this key had confirmed that the commands of the previous holder have ended. For a key
+    /// to be adopted, this is unknown.
     fn is_settled(&self, key: ReservationKey) -> bool {
         let settled = |instance| key.settled_epoch_of(instance).is_some();
         settled(self.instance) || self.former.is_some_and(settled)
     }
 }
 
-/// Why the namespace is not ours. Nothing on it was changed, but our own registration perhaps.
+/// Why the namespace is not ours. Nothing on it has changed, except possibly our own registration.
 #[derive(Debug, thiserror::Error)]
 pub enum NotAcquired {
-    /// A later epoch of this instance is registered: it was started elsewhere since, and we are the old one.
+    /// A later epoch of this instance is registered: it was started elsewhere since, and this one is outdated.
     #[error(
         "epoch {theirs} of this instance has the namespace (host {host}); this is epoch {ours} and steps back"
     )]
     Superseded {
-        /// Ours.
+        /// Our epoch.
         ours: Epoch,
-        /// The later one.
+        /// The later epoch.
         theirs: Epoch,
-        /// Where it runs.
+        /// The host that runs it.
         host: HostId,
     },
     /// The same epoch was started twice.
@@ -105,26 +105,26 @@ pub enum NotAcquired {
         "epoch {epoch} of this instance runs on another host ({host}), too: an epoch must be started once"
     )]
     Twin {
-        /// Which epoch.
+        /// The epoch.
         epoch: Epoch,
-        /// Where the other is.
+        /// The other host.
         host: HostId,
     },
-    /// A host is registered with a key of no epoch of this instance.
+    /// A host is registered with a key that belongs to no epoch of this instance.
     #[error(
         "host {host} is registered with the key {key}, which is not this instance's: another server or cluster uses the \
          namespace; if that no longer exists, adopt the namespace from this key (pool.nvmeof.adopt_key), or clear its reservations"
     )]
     Stranger {
-        /// Which host.
+        /// The host.
         host: HostId,
         /// Its key.
         key: ReservationKey,
     },
-    /// We hold a reservation of another type. No user of this crate takes one.
+    /// We hold a reservation of another type. No user of this crate acquires one.
     #[error("this host holds a reservation of another type ({0:?}): release it")]
     OtherType(ReservationType),
-    /// Others kept changing what we had just decided on.
+    /// Other hosts kept changing the state on which each decision was based.
     #[error("the reservation kept changing while it was taken")]
     Restless,
     /// A command failed.
@@ -132,26 +132,27 @@ pub enum NotAcquired {
     Reservation(#[from] ReservationError),
 }
 
-/// How a namespace came to be ours.
+/// How a namespace was acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Acquired {
-    /// Nothing of an earlier holder's is on its way.
+    /// No commands of an earlier holder are in flight.
     Settled {
-        /// It was taken from an earlier epoch; that machine may still have a file system of it in memory.
+        /// The namespace was taken from an earlier epoch; that machine may still have its file system in memory.
         preempted: bool,
     },
-    /// It is ours by the pending key: the end of what an earlier holder had on its way was not seen. Wait until that is cut off
-    /// for certain, and [`settle`]. Until then, what is read may change, and what is written may be overwritten.
+    /// We hold it with the pending key: we have not confirmed that the commands of the earlier holder have ended. Wait until
+    /// that holder is certainly cut off, then call [`settle`]. Until then, data that is read may change, and data that is
+    /// written may be overwritten.
     Pending,
 }
 
-/// What a look at the reservation says.
+/// The result of a check of the reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// It is ours.
+    /// We hold it.
     Held,
-    /// It is not. Stop writing at once, and do not take it again in this epoch without a request: another may have
-    /// written since.
+    /// We do not hold it. Stop writing immediately, and do not take it again in this epoch unless requested: another host may
+    /// have written since.
     Lost(Loss),
 }
 
@@ -161,68 +162,68 @@ pub enum Loss {
     /// Another host holds it.
     #[error("host {host} holds the reservation, with the key {key}")]
     Taken {
-        /// Which host.
+        /// The host.
         host: HostId,
         /// Its key.
         key: ReservationKey,
     },
-    /// No host holds one: the target was restarted and has lost it, or it was cleared.
+    /// No host holds a reservation: the target was restarted and has lost it, or it was cleared.
     #[error("no host holds a reservation: the target has lost it, or it was cleared")]
     Forgotten,
-    /// It is ours, but with another key: another process on this node took it for another epoch.
+    /// We hold it, but with another key: another process on this node took it for another epoch.
     #[error(
         "this host holds the reservation with the key {0}: another process of this instance runs on this node"
     )]
     OtherKey(ReservationKey),
-    /// It is ours, but what an earlier holder had on its way may not have ended.
+    /// We hold it, but commands of an earlier holder may not have ended.
     #[error(
         "this host holds the reservation, but commands of the former holder may not have ended"
     )]
     Pending,
-    /// It is ours, but does not keep others out.
+    /// We hold it, but it does not exclude other hosts.
     #[error("this host holds the reservation, but as {0:?}")]
     OtherType(ReservationType),
 }
 
-/// The next thing to do.
+/// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Register(ReservationKey),
-    /// Gives our registration another key.
+    /// Replaces the key of our registration.
     Replace {
         old: ReservationKey,
         new: ReservationKey,
     },
-    /// By our pending key.
+    /// With our pending key.
     Preempt(ReservationKey),
-    /// By our key as it is registered.
+    /// With our key as registered.
     Reserve(ReservationKey),
-    /// Our own key takes the pending one's place.
+    /// Replaces the pending key with our own key.
     Settle,
-    /// It is ours, but for what may be on its way.
+    /// We hold it, but an earlier holder's commands may be in flight.
     Outwait,
     Done,
 }
 
-/// What this call knows of what earlier holders have on their way.
+/// What this call has established about commands that earlier holders have in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Former {
-    /// Nothing: if our pending key is there, it was before.
+    /// Nothing: if our pending key is registered, it was registered before this call.
     Unknown,
-    /// Our pending key is there since this call, and it displaced no holder.
+    /// Our pending key was registered in this call, and it displaced no holder.
     Untouched,
-    /// All that was put out by it has ended, as the target has answered.
+    /// All commands of the hosts that it preempted have ended, as the target's response confirms.
     Ended,
 }
 
 impl Former {
-    /// After a step was answered.
+    /// The state after a step has succeeded.
     fn after(self, step: Step, me: &Me) -> Self {
         match step {
             Step::Register(key) if key == me.pending_key() => Self::Untouched,
-            // Another start's pending key says the same as ours.
+            // The pending key of another start carries the same meaning as ours.
             Step::Replace { old, new } if new == me.pending_key() && me.is_settled(old) => Self::Untouched,
-            // The end of what the one with a pending key has put out is not what is answered.
+            // The response does not cover the commands of hosts that a holder of a pending key has preempted.
             Step::Preempt(old) if self != Self::Unknown && me.is_settled(old) => Self::Ended,
             Step::Replace { .. } | Step::Preempt(_) => Self::Unknown,
             Step::Reserve(_) if self == Self::Untouched => Self::Ended,
@@ -231,13 +232,14 @@ impl Former {
     }
 }
 
-/// Takes the namespace, or says why not. Blocks for as long as the target takes, which on a preemption waits for the
-/// commands of the host that loses it.
+/// Takes the namespace, or returns why it cannot. Blocks until the target responds; on a preemption, the target waits for the
+/// commands of the host that loses the namespace.
 ///
-/// Where a command is not answered ([`ReservationError::NoPath`]), call it again: whatever was done, the next call goes on with it.
+/// If a command gets no response ([`ReservationError::NoPath`]), call it again: the next call continues from the state on the
+/// target.
 ///
 /// # Errors
-/// When it may not be taken, or the target refuses.
+/// If the namespace may not be taken, or the target refuses.
 pub fn acquire(target: &dyn Reservations, me: &Me) -> Result<Acquired, NotAcquired> {
     let (mut preempted, mut former) = (false, Former::Unknown);
     for _ in 0..ACQUIRE_STEPS_MAX {
@@ -254,7 +256,7 @@ pub fn acquire(target: &dyn Reservations, me: &Me) -> Result<Acquired, NotAcquir
         };
         match done {
             Ok(()) => former = former.after(step, me),
-            // Another host was quicker: the next report says which one.
+            // Another host was faster: the next report shows which one.
             Err(ReservationError::Conflict) => {}
             Err(error) => return Err(error.into()),
         }
@@ -262,11 +264,11 @@ pub fn acquire(target: &dyn Reservations, me: &Me) -> Result<Acquired, NotAcquir
     Err(NotAcquired::Restless)
 }
 
-/// After [`Acquired::Pending`], when every earlier holder is cut off for certain, with all that it had on its way: whether the
+/// Completes [`Acquired::Pending`] after every earlier holder and all its commands are certainly cut off. Returns whether the
 /// namespace is ours.
 ///
 /// # Errors
-/// When the target refuses or cannot be asked: call it again.
+/// If the target refuses or cannot be reached: call it again.
 pub fn settle(target: &dyn Reservations, me: &Me) -> Result<Check, ReservationError> {
     let before = check(target, me)?;
     if before != Check::Lost(Loss::Pending) {
@@ -278,11 +280,11 @@ pub fn settle(target: &dyn Reservations, me: &Me) -> Result<Check, ReservationEr
     }
 }
 
-/// Shows our key where this host has one of an earlier epoch, and takes nothing: a process of that epoch that still runs here
-/// stops when it sees it.
+/// Replaces the key of an earlier epoch of this host with ours, and takes nothing: a process of that epoch that still runs here
+/// stops when it detects the new key.
 ///
 /// # Errors
-/// When the namespace may not be taken, or the target refuses.
+/// If the namespace may not be taken, or the target refuses.
 pub fn announce(target: &dyn Reservations, me: &Me) -> Result<(), NotAcquired> {
     let Step::Replace { old, new } = next(&target.report()?, me, Former::Unknown)? else { return Ok(()) };
     match target.replace(old, new) {
@@ -294,15 +296,15 @@ pub fn announce(target: &dyn Reservations, me: &Me) -> Result<(), NotAcquired> {
 /// Whether the namespace is still ours.
 ///
 /// # Errors
-/// When the target cannot be asked; that says nothing of the reservation.
+/// If the target cannot be reached; this says nothing about the reservation.
 pub fn check(target: &dyn Reservations, me: &Me) -> Result<Check, ReservationError> {
     Ok(judge(&target.report()?, me))
 }
 
-/// Gives the namespace back, for an orderly end. Nothing to do where it is not ours.
+/// Releases the namespace on an orderly shutdown. Does nothing if it is not ours.
 ///
 /// # Errors
-/// When the target refuses.
+/// If the target refuses.
 pub fn release(target: &dyn Reservations, me: &Me) -> Result<(), ReservationError> {
     let report = target.report()?;
     if judge(&report, me) == Check::Held {
@@ -326,7 +328,7 @@ fn next(report: &Report, me: &Me, former: Former) -> Result<Step, NotAcquired> {
             Standing::Epoch(theirs) if theirs > me.epoch => {
                 return Err(NotAcquired::Superseded { ours: me.epoch, theirs, host });
             }
-            // Another host by its identity, and perhaps the same machine: only a later number shows which one is later.
+            // A different host by its identity, but possibly the same machine: only a higher number shows which one is later.
             Standing::Former(theirs) if theirs >= me.epoch => {
                 return Err(NotAcquired::Superseded { ours: me.epoch, theirs, host });
             }
@@ -344,7 +346,8 @@ fn next(report: &Report, me: &Me, former: Former) -> Result<Step, NotAcquired> {
     let puts_out = match holder {
         Some((holder, _)) if holder.host == me.host => None,
         Some((holder, _)) => Some(holder.key),
-        // Registered earlier ones could reserve before us. Without a holder, this unregisters them and takes nothing.
+        // Earlier epochs that are registered could reserve before us. Without a holder, the preempt unregisters them and takes
+        // nothing.
         None => earlier,
     };
     // NVMe Base 7.2, 7.5: a host that acquires must be registered, and it has one key.
@@ -353,13 +356,13 @@ fn next(report: &Report, me: &Me, former: Former) -> Result<Step, NotAcquired> {
     let mine = match mine {
         None => return Ok(Step::Register(wanted)),
         Some(key) if key == pending || key == wanted => key,
-        // Ours has to be pending, too: the start that registered the old key may have preempted another host.
+        // Our key must be pending, too: the start that registered the old key may have preempted another host.
         Some(old) if !me.is_settled(old) => return Ok(Step::Replace { old, new: pending }),
         Some(old) => return Ok(Step::Replace { old, new: wanted }),
     };
     match (holder, puts_out) {
         (Some((holder, kind)), _) if holder.host == me.host => match (kind, former) {
-            // Earlier epochs may still be registered; that gives them no access.
+            // Earlier epochs may still be registered; this gives them no access.
             (ReservationType::ExclusiveAccess, _) if mine == ours => Ok(Step::Done),
             (ReservationType::ExclusiveAccess, Former::Ended) => Ok(Step::Settle),
             (ReservationType::ExclusiveAccess, _) => Ok(Step::Outwait),

@@ -1,4 +1,4 @@
-//! The rules of [`super`] on a target in memory that follows NVMe Base 7.2 to 7.6 as nvmet does.
+//! Tests the rules of [`super`] on a target in memory that follows NVMe Base 7.2 to 7.6 as nvmet does.
 
 use std::cell::{Cell, RefCell};
 
@@ -14,19 +14,19 @@ struct Target {
     holder: Cell<Option<(HostId, ReservationType)>>,
     /// Hosts with aborted commands, in order.
     aborted: RefCell<Vec<HostId>>,
-    /// A preempt-and-abort was not answered: what its victims had on their way may still be.
+    /// A preempt-and-abort got no response: the commands of its victims may still be in flight.
     on_its_way: Cell<bool>,
 }
 
 impl Target {
-    /// Power is lost, and no reservation persists.
+    /// Simulates a power loss; no reservation persists.
     fn restart(&self) {
         self.registrants.borrow_mut().clear();
         self.holder.set(None);
         self.on_its_way.set(false);
     }
 
-    /// Whether it takes a write of this host.
+    /// Whether the target accepts a write from this host.
     fn takes_write(&self, host: HostId) -> bool {
         self.holder.get().is_none_or(|(holder, _)| holder == host)
     }
@@ -42,7 +42,7 @@ type Event<'a> = Box<dyn FnOnce() + 'a>;
 struct View<'a> {
     target: &'a Target,
     host: HostId,
-    /// What others do after this host's next reports.
+    /// Actions of other hosts after this host's next reports.
     between: RefCell<Vec<Event<'a>>>,
 }
 
@@ -145,7 +145,7 @@ impl Reservations for View<'_> {
     }
 }
 
-/// A path that is lost at this command, counted from 0, whether or not that was done.
+/// Loses the path at this command, counted from 0, whether or not the command was executed.
 struct Failing<'a> {
     view: View<'a>,
     at: Cell<Option<usize>>,
@@ -209,7 +209,7 @@ impl Reservations for Failing<'_> {
     }
 }
 
-/// Takes it, and waits where that has to be.
+/// Takes the namespace, and waits if necessary.
 fn take(target: &dyn Reservations, on: &Target, me: &Me) -> Result<bool, NotAcquired> {
     match acquire(target, me)? {
         Acquired::Settled { preempted } => Ok(preempted),
@@ -259,7 +259,7 @@ fn the_same_host_goes_on_in_a_later_epoch_without_a_gap() {
     acquire(&one, &me(1, 1)).expect("it is free");
     acquire(&one, &me(1, 2)).expect("it is this host's");
     assert_eq!(check(&one, &me(1, 2)).expect("a report"), Check::Held);
-    // The process before, should it still run.
+    // The previous process, in case it still runs.
     assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Lost(Loss::OtherKey(me(1, 2).key())));
     assert!(matches!(acquire(&one, &me(1, 1)), Err(NotAcquired::Superseded { .. })));
     assert!(target.aborted.borrow().is_empty());
@@ -318,7 +318,7 @@ fn a_reservation_that_lets_others_write_is_not_taken_for_ours() {
     assert!(matches!(acquire(&one, &me(1, 1)), Err(NotAcquired::OtherType(_))));
 }
 
-/// An instance of the same name, of a cluster.
+/// An instance of the same name in a cluster.
 fn of_cluster(cluster: &str, host: u8, epoch: u32) -> Me {
     let former = Some(InstanceHash::of("fast-0"));
     Me { instance: InstanceHash::in_cluster(cluster, "fast-0"), former, ..me(host, epoch) }
@@ -334,11 +334,11 @@ fn clusters_of_the_same_names_are_strangers_whatever_their_epochs() {
         assert!(matches!(other, Err(NotAcquired::Stranger { .. })), "{other:?}");
     }
     assert_eq!(check(&one, &of_cluster("c1", 1, 3)).expect("a report"), Check::Held);
-    // A person says that the first cluster is gone for good, as it was seen.
+    // An administrator declares the first cluster, as last seen, permanently gone.
     let earlier = Me { adopts: Some(of_cluster("c1", 1, 2).key()), ..of_cluster("c2", 2, 1) };
     assert!(matches!(acquire(&two, &earlier), Err(NotAcquired::Stranger { .. })), "it was used since");
     let adopting = Me { adopts: Some(of_cluster("c1", 1, 3).key()), ..of_cluster("c2", 2, 1) };
-    // Whether it is its pending key is unknown.
+    // It is unknown whether this is its pending key.
     assert_eq!(acquire(&two, &adopting).expect("it may"), Acquired::Pending);
     assert_eq!(settle(&two, &adopting).expect("a report"), Check::Held);
     assert!(!target.takes_write(HostId([1; 16])));
@@ -355,7 +355,7 @@ fn an_instance_that_learns_its_cluster_takes_over_from_its_former_self_in_a_late
     assert!(matches!(same, Err(NotAcquired::Superseded { .. })), "{same:?}");
     acquire(&now, &of_cluster("c1", 2, 5)).expect("it is an earlier epoch");
     assert_eq!(*target.aborted.borrow(), [HostId([1; 16])]);
-    // The old one, started again, does not know its later self.
+    // The old instance, started again, does not recognize its later self.
     assert!(matches!(acquire(&former, &me(1, 4)), Err(NotAcquired::Stranger { .. })));
 }
 
@@ -368,12 +368,12 @@ fn what_is_given_back_is_free_for_all() {
     release(&one, &me(1, 1)).expect("there is nothing left to give back");
     assert!(target.registrants.borrow().is_empty() && target.holder.get().is_none());
     acquire(&two, &me(2, 1)).expect("it is free");
-    // What another holds is not released by us.
+    // We do not release what another host holds.
     release(&one, &me(1, 1)).expect("there is nothing to give back");
     assert_eq!(check(&two, &me(2, 1)).expect("a report"), Check::Held);
 }
 
-/// Host 1 had it in epoch 1; the preempt of host 2 in epoch 2 was done and not answered.
+/// Host 1 held it in epoch 1; the preempt by host 2 in epoch 2 was executed but got no response.
 fn after_an_unanswered_preempt() -> Target {
     let target = Target::default();
     acquire(&target.seen_by(1), &me(1, 1)).expect("it is free");
@@ -389,7 +389,7 @@ fn who_finds_its_pending_key_waits_before_it_goes_on() {
     let target = after_an_unanswered_preempt();
     let two = target.seen_by(2);
     assert_eq!(check(&two, &me(2, 2)).expect("a report"), Check::Lost(Loss::Pending));
-    // However often it is started again.
+    // No matter how often it is started again.
     for _ in 0..2 {
         assert_eq!(acquire(&two, &me(2, 2)).expect("it has it"), Acquired::Pending);
         release(&two, &me(2, 2)).expect("nothing is given back");
@@ -402,7 +402,7 @@ fn who_finds_its_pending_key_waits_before_it_goes_on() {
 
 #[test]
 fn a_later_epoch_waits_for_what_an_earlier_one_has_not_seen_the_end_of() {
-    // On the same host, which gives its registration another key, and on others, which preempt it.
+    // On the same host, which replaces the key of its registration, and on other hosts, which preempt it.
     for host in [2, 1, 3] {
         let target = after_an_unanswered_preempt();
         let (view, later) = (target.seen_by(host), me(host, 3));
@@ -414,7 +414,8 @@ fn a_later_epoch_waits_for_what_an_earlier_one_has_not_seen_the_end_of() {
     }
 }
 
-/// The target has forgotten; hosts 1 and 3 are registered again, and there is no holder. Host 2 has preempted one of them in epoch 3.
+/// The target has lost its state; hosts 1 and 3 are registered again, and there is no holder. Host 2 has preempted one of them
+/// in epoch 3.
 fn after_one_of_two_preempts() -> Target {
     let target = Target::default();
     for (host, epoch) in [(1, 1), (3, 2)] {
@@ -427,18 +428,18 @@ fn after_one_of_two_preempts() -> Target {
 
 #[test]
 fn what_another_call_was_not_answered_is_waited_for_whatever_this_one_is() {
-    // The preempt of the other host is answered, by the same start and by a later one.
+    // The preempt of the other host gets a response, in the same start and in a later one.
     for epoch in [3, 4] {
         let target = after_one_of_two_preempts();
         let again = acquire(&target.seen_by(2), &me(2, epoch));
         assert_eq!(again.expect("they are earlier epochs"), Acquired::Pending, "{epoch}");
         assert_eq!(target.aborted.borrow().len(), 2, "{epoch}");
     }
-    // No other host is left to be preempted.
+    // No other host remains to be preempted.
     let target = after_one_of_two_preempts();
     target.seen_by(1).unregister(me(1, 1).key()).expect("it was registered");
     assert_eq!(acquire(&target.seen_by(2), &me(2, 4)).expect("it is free"), Acquired::Pending);
-    // Another process of this host, between our look and our registration.
+    // Another process of this host acts between our report and our registration.
     let target = Target::default();
     acquire(&target.seen_by(1), &me(1, 1)).expect("it is free");
     let other = Failing::new(target.seen_by(2), Some(3), true);
@@ -456,7 +457,7 @@ fn what_a_pending_key_has_is_a_twins_and_a_strangers_for_others() {
     assert!(matches!(acquire(&three, &me(3, 2)), Err(NotAcquired::Twin { .. })));
     let other = Me { instance: InstanceHash::of("other"), ..me(3, 9) };
     assert!(matches!(acquire(&three, &other), Err(NotAcquired::Stranger { .. })));
-    // A key names a start: it is adopted by either.
+    // A key identifies a start: either key of the start can be adopted.
     for key in [me(2, 2).key(), me(2, 2).pending_key()] {
         let target = after_an_unanswered_preempt();
         let adopting = Me { adopts: Some(key), ..other };
@@ -469,7 +470,7 @@ fn what_a_pending_key_has_is_a_twins_and_a_strangers_for_others() {
 #[test]
 fn a_preempt_that_is_answered_needs_no_wait_and_leaves_the_key_of_every_version() {
     let target = Target::default();
-    // As a version before pending keys has left it: registered, and preempting by its own key.
+    // As left by a version before pending keys: registered, and preempting with its own key.
     target.seen_by(1).register(me(1, 1).key()).expect("a registration");
     target.seen_by(1).reserve(me(1, 1).key()).expect("it is free");
     target.seen_by(2).register(me(2, 2).key()).expect("a registration");
@@ -478,7 +479,7 @@ fn a_preempt_that_is_answered_needs_no_wait_and_leaves_the_key_of_every_version(
     assert_eq!(*target.registrants.borrow(), [(HostId([2; 16]), me(2, 2).key())]);
 }
 
-/// What may happen, in any order.
+/// Possible actions, in any order.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     /// The path is lost at this command.
@@ -498,8 +499,8 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 proptest! {
-    /// Whatever hosts start, end and return in whatever epochs, lose their paths at whatever command, and the target forgets.
-    /// No host has it while something of a former holder's is on its way.
+    /// Hosts start, stop and return in any epoch, lose their paths at any command, and the target loses its state. No host
+    /// holds it while commands of a former holder are in flight.
     #[test]
     fn there_is_never_more_than_one_holder_and_never_an_older_one(
         actions in prop::collection::vec(action(), 1..24),
@@ -515,7 +516,7 @@ proptest! {
                     let taken = take(&failing, &target, &me);
                     prop_assert!(taken.is_err() || newest.is_none_or(|newest| newest <= me.epoch));
                     let held = check(&view, &me).expect("a report") == Check::Held;
-                    // What was done without an answer may have been the last that was missing.
+                    // A command that got no response may have been the last one that was missing.
                     let unanswered = matches!(taken, Err(NotAcquired::Reservation(_)));
                     prop_assert!(held || taken.is_err());
                     prop_assert!(!held || taken.is_ok() || unanswered || before, "{:?}", taken);
@@ -537,7 +538,7 @@ proptest! {
         }
     }
 
-    /// Between each report and the step that follows from it, the other host does the whole of its own acquisition.
+    /// Between each report and the step that follows from it, the other host does its whole acquisition.
     #[test]
     fn two_that_come_at_once_end_with_one_holder(
         at in 0usize..6,
@@ -554,12 +555,12 @@ proptest! {
         events.insert(0, Box::new(|| *other.borrow_mut() = Some(take(&two, &target, &me(2, epochs.1)))));
         *one.between.borrow_mut() = events;
         let first = take(&one, &target, &me(1, epochs.0));
-        // A loser that was reported as the winner must find out when it looks.
+        // A loser that was reported as the winner must find out at its next check.
         let held = |view: &View<'_>, me: &Me| check(view, me).expect("a report") == Check::Held;
         one.between.borrow_mut().clear();
         let holders = [held(&one, &me(1, epochs.0)), held(&two, &me(2, epochs.1))];
         prop_assert!(!(holders[0] && holders[1]));
-        // The last host that got it, has it; no host that was refused does.
+        // The last host that got it holds it; no host that was refused does.
         prop_assert!(first.is_ok() || !holders[0]);
         if let Some(second) = other.take() {
             prop_assert!(second.is_ok() || !holders[1]);

@@ -1,5 +1,5 @@
-//! Attributes of sysfs below a root. What is missing or odd is as if it were not there: devices come and go while they
-//! are read.
+//! Sysfs attributes below a root. A missing or malformed attribute is treated as absent: devices appear and disappear during a
+//! read.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use crate::limits::{ATTRIBUTE_BYTES_MAX, ENTRIES_MAX, TEXT_CHARS_MAX};
 
-/// An attribute, on one line and without surrounding space; none where it is missing or empty.
+/// Reads an attribute, as one line and without surrounding whitespace; `None` if it is missing or empty.
 pub(crate) fn text(path: &Path) -> Option<String> {
     // Opening a pipe would wait for its writer.
     if !fs::metadata(path).ok()?.is_file() {
@@ -23,12 +23,12 @@ pub(crate) fn text(path: &Path) -> Option<String> {
     (!line.is_empty()).then_some(line)
 }
 
-/// An attribute that can be read as something.
+/// Reads and parses an attribute.
 pub(crate) fn parsed<T: FromStr>(path: &Path) -> Option<T> {
     text(path)?.parse().ok()
 }
 
-/// Entries of a directory with names that satisfy the condition, in order of the number in them.
+/// The entries of a directory with names that satisfy the condition, ordered by the number in the name.
 pub(crate) fn entries(path: &Path, wanted: impl Fn(&str) -> bool) -> Vec<(String, PathBuf)> {
     let Ok(found) = fs::read_dir(path) else { return Vec::new() };
     let mut entries: Vec<(String, PathBuf)> = found

@@ -1,8 +1,8 @@
-//! What the texts of keys are made of: Base64 (RFC 4648 4) and its CRC-32 at the end.
+//! The encoding of keys as text: Base64 (RFC 4648 4) with a trailing CRC-32.
 
 use zeroize::Zeroizing;
 
-/// Decodes Base64 with its padding; none where it is not exactly that.
+/// Decodes Base64 with its padding; `None` if the text is anything else.
 pub(crate) fn decode(text: &str) -> Option<Zeroizing<Vec<u8>>> {
     let text = text.as_bytes();
     if text.is_empty() || !text.len().is_multiple_of(4) {
@@ -45,7 +45,7 @@ fn value(digit: u8) -> Option<u32> {
 /// Encodes as Base64 with its padding.
 pub(crate) fn encode(bytes: &[u8]) -> Zeroizing<String> {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    // Grown later, it would leave copies behind.
+    // A later reallocation would leave copies behind.
     let mut text = Zeroizing::new(String::with_capacity(bytes.len().div_ceil(3) * 4));
     for group in bytes.chunks(3) {
         let mut word = [0; 4];
@@ -59,7 +59,7 @@ pub(crate) fn encode(bytes: &[u8]) -> Zeroizing<String> {
     text
 }
 
-/// CRC-32 of ISO 3309 (reflected, polynomial 0x04C11DB7), as NVMe puts it behind keys.
+/// CRC-32 of ISO 3309 (reflected, polynomial 0x04C11DB7), which NVMe appends to keys.
 pub(crate) fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0u32, |crc, byte| {
         (0..8).fold(

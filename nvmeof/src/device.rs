@@ -1,4 +1,4 @@
-//! A namespace's block device, opened for its reservations.
+//! The block device of a namespace, opened for its reservations.
 
 use std::fs::File;
 use std::io;
@@ -16,22 +16,22 @@ const PR_EXCLUSIVE_ACCESS: u32 = 2;
 const OPCODE_REGISTER: u8 = 0x0d;
 const OPCODE_REPORT: u8 = 0x0e;
 
-/// What a namespace's target does with reservations. Behind a trait so that rules can be tried on targets in memory.
+/// Reservation commands of a namespace. A trait, so that tests can run the rules on targets in memory.
 pub trait Reservations {
-    /// What there is.
+    /// Reads the reservation and its registrants.
     ///
     /// # Errors
-    /// As all of these: when the target refuses or cannot be reached.
+    /// For all methods: if the target refuses or cannot be reached.
     fn report(&self) -> Result<Report, ReservationError>;
-    /// Registers this host, which is not registered, with this key.
+    /// Registers this host, which is not registered yet, with this key.
     fn register(&self, key: ReservationKey) -> Result<(), ReservationError>;
-    /// Gives this host's registration another key; a reservation that it holds goes on.
+    /// Replaces the key of this host's registration; a reservation that it holds continues.
     fn replace(&self, old: ReservationKey, new: ReservationKey) -> Result<(), ReservationError>;
-    /// Takes the reservation, for exclusive access.
+    /// Acquires the reservation, for exclusive access.
     fn reserve(&self, key: ReservationKey) -> Result<(), ReservationError>;
-    /// Unregisters all with the key `old`, aborts their commands, and takes the reservation if one of them had it.
+    /// Unregisters all hosts with the key `old`, aborts their commands, and takes the reservation if one of them held it.
     fn preempt_and_abort(&self, old: ReservationKey, key: ReservationKey) -> Result<(), ReservationError>;
-    /// Gives the reservation back.
+    /// Releases the reservation.
     fn release(&self, key: ReservationKey) -> Result<(), ReservationError>;
     /// Ends this host's registration.
     fn unregister(&self, key: ReservationKey) -> Result<(), ReservationError>;
@@ -43,12 +43,12 @@ pub enum ReservationError {
     /// Another host has the reservation, or we are not registered with this key.
     #[error("reservation conflict: another host holds it, or this host is not registered with this key")]
     Conflict,
-    /// The target has no reservations for this namespace.
+    /// The target does not support reservations for this namespace.
     #[error(
         "the target has no reservations for this namespace: switch them on (nvmet: resv_enable, kernel 6.13 or later)"
     )]
     Unsupported,
-    /// No path, or the path failed meanwhile. What was asked for may have been done nevertheless.
+    /// No path, or the path failed during the command. The command may have been executed anyway.
     #[error("no path to the target: the command may or may not have reached it")]
     NoPath,
     /// The namespace is gone.
@@ -57,10 +57,10 @@ pub enum ReservationError {
     /// The namespace is write-protected. nvmet then refuses even a report.
     #[error("the namespace is read-only: the target has it write-protected")]
     WriteProtected,
-    /// We may not.
+    /// We lack permission.
     #[error("this process may not: it needs CAP_SYS_ADMIN")]
     NotPermitted,
-    /// The report makes no sense.
+    /// The report is malformed.
     #[error(transparent)]
     Malformed(#[from] MalformedReport),
     /// NVMe status (type and code) or status of the kernel's PR layer.
@@ -77,7 +77,7 @@ pub enum OpenError {
     /// It could not be opened.
     #[error("cannot open {path}: {source}")]
     Open {
-        /// Which.
+        /// The device.
         path: String,
         /// Why.
         source: io::Error,
@@ -85,13 +85,13 @@ pub enum OpenError {
     /// Another device has its name now.
     #[error("{path} is not the device that sysfs reported: names have changed meanwhile, look again")]
     Another {
-        /// Which.
+        /// The device.
         path: String,
     },
 }
 
 impl OpenError {
-    /// Whether the kernel was making or removing the device, so that it is worth looking for it again.
+    /// Whether the kernel was creating or removing the device, so that a retry can succeed.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         match self {
@@ -103,15 +103,15 @@ impl OpenError {
     }
 }
 
-/// Where RESCAP is in what Identify Namespace answers.
+/// Offset of RESCAP in the response to Identify Namespace.
 const RESCAP_AT: usize = 31;
 
-/// What a target can do with reservations of a namespace (RESCAP).
+/// Capabilities of a target for reservations of a namespace (RESCAP).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReservationCapabilities {
-    /// They outlast a loss of its power (PTPLS).
+    /// Reservations persist through power loss (PTPLS).
     pub persist: bool,
-    /// Of exclusive access.
+    /// Supports Exclusive Access.
     pub exclusive_access: bool,
 }
 
@@ -129,11 +129,11 @@ pub struct NamespaceDevice {
 }
 
 impl NamespaceDevice {
-    /// Opens the device of a namespace that was found in sysfs, below `dev`. Read-only: that is enough for reservations,
-    /// and closing does not make udev look at it again.
+    /// Opens the device of a namespace that was found in sysfs, below `dev`. Opens it read-only: this is sufficient for
+    /// reservations, and closing does not make udev probe the device again.
     ///
     /// # Errors
-    /// When it cannot be opened, or is another one by now.
+    /// If it cannot be opened, or is another device now.
     pub fn open(dev: &Path, namespace: &Namespace) -> Result<Self, OpenError> {
         let path = dev.join(&namespace.name);
         let shown = || path.display().to_string();
@@ -150,10 +150,10 @@ impl NamespaceDevice {
         }
     }
 
-    /// What the target says of its reservations: Identify Namespace (NVMe Base 5.17, RESCAP).
+    /// Reads the target's reservation capabilities: Identify Namespace (NVMe Base 5.17, RESCAP).
     ///
     /// # Errors
-    /// When the target refuses.
+    /// If the target refuses.
     pub fn reservation_capabilities(&self) -> Result<ReservationCapabilities, ReservationError> {
         const OPCODE_IDENTIFY: u8 = 0x06;
         let mut data = vec![0; 4096];
@@ -162,24 +162,24 @@ impl NamespaceDevice {
         Ok(ReservationCapabilities::parse(data[RESCAP_AT]))
     }
 
-    /// Ends all registrations and the reservation, whosever they are. For repairs by a person.
+    /// Removes all registrations and the reservation of any owner. For manual repairs.
     ///
     /// # Errors
-    /// When the target refuses: this host must be registered with the key.
+    /// If the target refuses: this host must be registered with the key.
     pub fn clear(&self, key: ReservationKey) -> Result<(), ReservationError> {
         done(ioctl::pr_clear(&self.file, key.number()))
     }
 }
 
 impl Reservations for NamespaceDevice {
-    /// By a command of our own: `IOC_PR_READ_KEYS` and `IOC_PR_READ_RESERVATION` are in new kernels only, and they do not
+    /// Sends the NVMe command directly: `IOC_PR_READ_KEYS` and `IOC_PR_READ_RESERVATION` exist only in new kernels, and do not
     /// name the owner of a key.
     fn report(&self) -> Result<Report, ReservationError> {
         let mut data = vec![0; REPORT_BYTES];
         let command = Command {
             opcode: OPCODE_REPORT,
             nsid: self.nsid,
-            // Dwords, counted from 0.
+            // In dwords, zero-based.
             cdw10: u32::try_from(REPORT_BYTES / 4 - 1).expect("limits are small"),
             // Extended data structure: hosts over fabrics have identifiers of 128 bits.
             cdw11: 1,
@@ -201,7 +201,7 @@ impl Reservations for NamespaceDevice {
         done(ioctl::pr_reserve(&self.file, key.number(), PR_EXCLUSIVE_ACCESS))
     }
 
-    /// The kernel hands `old_key` on as our own key and `new_key` as the one to preempt, whatever their names say.
+    /// The kernel passes `old_key` as our own key and `new_key` as the key to preempt, contrary to their names.
     fn preempt_and_abort(&self, old: ReservationKey, key: ReservationKey) -> Result<(), ReservationError> {
         done(ioctl::pr_preempt(&self.file, key.number(), old.number(), PR_EXCLUSIVE_ACCESS, true))
     }
@@ -210,8 +210,8 @@ impl Reservations for NamespaceDevice {
         done(ioctl::pr_release(&self.file, key.number(), PR_EXCLUSIVE_ACCESS))
     }
 
-    /// By a command of our own: for the kernel's `IOC_PR_REGISTER` with a new key of 0 NVMe's driver replaces the key by 0
-    /// instead of unregistering.
+    /// Sends the NVMe command directly: on the kernel's `IOC_PR_REGISTER` with a new key of 0, the NVMe driver replaces the key
+    /// with 0 instead of unregistering.
     fn unregister(&self, key: ReservationKey) -> Result<(), ReservationError> {
         let mut data = [0; 16];
         data[..8].copy_from_slice(&key.number().to_le_bytes());
@@ -221,8 +221,8 @@ impl Reservations for NamespaceDevice {
     }
 }
 
-/// What a status means: that of linux/pr.h (`enum pr_status`), NVMe's own (from passthrough, and from PR ioctls before
-/// 6.3), or an error of the call.
+/// Maps a status: of linux/pr.h (`enum pr_status`), of NVMe (from passthrough, and from PR ioctls before 6.3), or an error of
+/// the call.
 fn done(status: Status) -> Result<(), ReservationError> {
     /// `PR_STS_*`.
     const PR_CONFLICT: u32 = 0x18;
@@ -282,7 +282,7 @@ mod tests {
     fn statuses_of_both_layers_are_understood() {
         let error = |status: Status| done(status).expect_err("an error");
         assert!(done(Ok(0)).is_ok());
-        // With "do not retry" and without.
+        // With and without "do not retry".
         for status in [0x18, 0x83, 0x4083] {
             assert!(matches!(error(Ok(status)), ReservationError::Conflict), "{status:#x}");
         }

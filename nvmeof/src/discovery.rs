@@ -1,4 +1,4 @@
-//! The discovery log page (NVMe-oF 1.1 5.3): what subsystems a host may connect, and where.
+//! The discovery log page (NVMe-oF 1.1 5.3): the subsystems that a host may connect, and their addresses.
 
 use std::fs::File;
 use std::io;
@@ -8,14 +8,14 @@ use crate::fabrics::ConnectError;
 use crate::ioctl::{self, Command, Queue};
 use crate::limits::{DISCOVERY_READS_MAX, DISCOVERY_RECORDS_MAX, LOG_CHUNK_BYTES, TEXT_CHARS_MAX};
 
-/// Get Log Page (NVMe Base 5.16), and the page.
+/// Get Log Page (NVMe Base 5.16), and the page identifier.
 const OPCODE_GET_LOG_PAGE: u8 = 0x02;
 const DISCOVERY_PAGE: u32 = 0x70;
 
 /// Length of the page's header and of each of its records.
 const RECORD_BYTES: usize = 1024;
 
-/// What a record is of.
+/// The subject of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordKind {
     /// Another discovery service.
@@ -31,7 +31,7 @@ pub enum RecordKind {
 /// One port of one subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What it is.
+    /// Its kind.
     pub kind: RecordKind,
     /// `tcp`, `rdma`, `fc`, `loop`, or the number.
     pub transport: String,
@@ -43,7 +43,7 @@ pub struct Record {
     pub trsvcid: String,
     /// The target's number for the port.
     pub port_id: u16,
-    /// Whether the port wants TLS or another secure channel (`TREQ`); none where it does not say.
+    /// Whether the port requires TLS or another secure channel (`TREQ`); `None` if not specified.
     pub secure_channel: Option<bool>,
 }
 
@@ -53,22 +53,22 @@ pub enum DiscoveryError {
     /// The discovery controller could not be connected.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// A command did not come through.
+    /// A command failed.
     #[error("cannot read the discovery log: {0}")]
     Read(io::Error),
     /// A command was refused, with this NVMe status.
     #[error("the discovery controller refused to give its log, with status {0:#x}")]
     Status(u32),
-    /// It changed whenever it was read.
+    /// The log changed during each read.
     #[error("the discovery log keeps changing")]
     Restless,
-    /// More than are read.
+    /// More records than are read.
     #[error("the discovery log has {0} records; at most {DISCOVERY_RECORDS_MAX} are read")]
     TooLong(u64),
-    /// Its format is not ours.
+    /// The format is unknown.
     #[error("the discovery log has format {0}, which is unknown")]
     Format(u16),
-    /// Read, but the controller could not be disconnected.
+    /// The log was read, but the controller could not be disconnected.
     #[error("cannot disconnect the discovery controller: {0}")]
     Left(io::Error),
 }
@@ -95,7 +95,7 @@ pub(crate) fn read(device: &Path) -> Result<Vec<Record>, DiscoveryError> {
         let dwords = u32::try_from(data.len() / 4 - 1).expect("chunks are small");
         let command = Command {
             opcode: OPCODE_GET_LOG_PAGE,
-            // NVMe Base 5.16: the number of dwords is cut in two halves, as is the offset.
+            // NVMe Base 5.16: the number of dwords is split into two halves, as is the offset.
             cdw10: DISCOVERY_PAGE | dwords << 16,
             cdw11: dwords >> 16,
             cdw12: offset as u32,
@@ -172,7 +172,7 @@ fn record(bytes: &[u8; RECORD_BYTES]) -> Record {
     }
 }
 
-/// A field that ends with zeros, or with spaces as older targets have it.
+/// A field that is padded with zeros, or with spaces by older targets.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     let text = String::from_utf8_lossy(&bytes[..end]);
@@ -205,7 +205,7 @@ mod tests {
             assert!(data.len() <= LOG_CHUNK_BYTES && data.len().is_multiple_of(4));
             let page = pages(commands);
             commands += 1;
-            // As a target does it: what lies behind the end is zeros.
+            // A target returns zeros beyond the end.
             let offset = usize::try_from(offset).expect("small");
             let from = page.get(offset..).unwrap_or_default();
             let count = from.len().min(data.len());

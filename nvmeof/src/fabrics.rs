@@ -1,4 +1,4 @@
-//! Connecting and disconnecting: `/dev/nvme-fabrics`.
+//! Connects and disconnects through `/dev/nvme-fabrics`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -25,7 +25,7 @@ pub struct Fabrics {
     sysfs: Sysfs,
 }
 
-/// What the kernel answered a connect with.
+/// The kernel's response to a connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// Number of the controller: 3 for `nvme3`.
@@ -37,7 +37,7 @@ pub struct Reply {
 /// A path that was connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connected {
-    /// Which.
+    /// The path.
     pub path: FabricPath,
     /// The kernel's name for its controller.
     pub controller: String,
@@ -49,12 +49,12 @@ pub enum ConnectError {
     /// There is no `/dev/nvme-fabrics`, or it may not be opened.
     #[error("cannot open {path}: {source} (load nvme-fabrics, and give this process CAP_SYS_ADMIN)")]
     Unavailable {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
-    /// The key of TLS is not where the kernel takes it from.
+    /// The TLS key is not in the kernel's keyring.
     #[error("cannot connect {nqn} with TLS: {source}")]
     Key {
         /// Subsystem.
@@ -62,7 +62,7 @@ pub enum ConnectError {
         /// Why.
         source: KeyringError,
     },
-    /// It must not be done.
+    /// The request must not be executed.
     #[error(transparent)]
     NotPlanned(#[from] NotPlanned),
     /// The kernel or the target refused.
@@ -75,30 +75,30 @@ pub enum ConnectError {
         /// Why.
         refusal: Refusal,
     },
-    /// The kernel said that it is connected, but not as what.
+    /// The kernel reported success, but no controller.
     #[error("the kernel connected {nqn} over {path} and answered {answer:?}, which names no controller")]
     Answer {
         /// Subsystem.
         nqn: String,
         /// Path.
         path: Box<FabricPath>,
-        /// What it said.
+        /// The kernel's response.
         answer: String,
     },
 }
 
-/// What [`Fabrics::ensure_connected`] did. Some paths may have failed while others carry on.
+/// The result of [`Fabrics::ensure_connected`]. Some paths may have failed while others work.
 #[derive(Debug, Default)]
 pub struct Ensured {
-    /// Controllers that were there.
+    /// Controllers that existed.
     pub kept: Vec<String>,
     /// Paths that were connected.
     pub connected: Vec<Connected>,
-    /// Controllers that were not wanted and are gone.
+    /// Controllers that were not required and are gone.
     pub disconnected: Vec<String>,
     /// What failed.
     pub failed: Vec<ConnectError>,
-    /// Controllers that are not wanted and were left, since no wanted one is live.
+    /// Controllers that are not required and were kept, since no required one is live.
     pub spared: Vec<String>,
     /// Controllers that could not be disconnected, or with timing that could not be set.
     pub odd: Vec<String>,
@@ -107,22 +107,22 @@ pub struct Ensured {
 /// Why nothing is connected.
 #[derive(Debug, thiserror::Error)]
 pub enum EnsureError {
-    /// It must not be done as things are.
+    /// The request must not be executed in the current state.
     #[error(transparent)]
     NotPlanned(#[from] NotPlanned),
-    /// No path came about and none was there.
+    /// No path could be connected and none existed.
     #[error("{}", failures(.0))]
     NoPath(Vec<ConnectError>),
-    /// The key of TLS is not where the kernel takes it from.
+    /// The TLS key is not in the kernel's keyring.
     #[error(transparent)]
     Key(ConnectError),
-    /// TLS is wanted, but what is there has none, and nothing could be put in its place.
+    /// TLS is required, but existing controllers do not use it and could not be replaced.
     #[error(
         "{} without TLS, which is wanted now, and no connection with TLS is in its place, so nothing was changed{}",
         clear(.controllers), because(.failed)
     )]
     InClear {
-        /// The kernel's names of controllers that go in the clear.
+        /// The kernel's names of controllers without TLS.
         controllers: Vec<String>,
         /// What failed.
         failed: Vec<ConnectError>,
@@ -142,7 +142,7 @@ fn because(failed: &[ConnectError]) -> String {
     if failed.is_empty() { String::new() } else { format!(": {}", failures(failed)) }
 }
 
-/// One connect at a time, so that what the kernel says meanwhile is about it.
+/// Serializes connects, so that the kernel's messages during a connect are about that connect.
 static CONNECTING: Mutex<()> = Mutex::new(());
 
 impl Default for Fabrics {
@@ -152,36 +152,36 @@ impl Default for Fabrics {
 }
 
 impl Fabrics {
-    /// The kernel with its devices in this directory.
+    /// Uses the kernel's devices in this directory.
     #[must_use]
     pub fn at(dev: impl Into<PathBuf>, sysfs: Sysfs) -> Self {
         Self { dev: dev.into(), proc: "/proc".into(), sysfs }
     }
 
-    /// Where `/proc` is.
+    /// Sets the path of `/proc`.
     #[must_use]
     pub fn with_proc(self, proc: impl Into<PathBuf>) -> Self {
         Self { proc: proc.into(), ..self }
     }
 
-    /// What is connected.
+    /// The sysfs that lists the connections.
     #[must_use]
     pub fn sysfs(&self) -> &Sysfs {
         &self.sysfs
     }
 
-    /// Opens a namespace that was found, for its reservations.
+    /// Opens a namespace for its reservations.
     ///
     /// # Errors
-    /// When it cannot be opened, or its name is another's by now.
+    /// If it cannot be opened, or its name belongs to another device now.
     pub fn open(&self, namespace: &Namespace) -> Result<NamespaceDevice, OpenError> {
         NamespaceDevice::open(&self.dev, namespace)
     }
 
-    /// Connects one path. Blocks until the target has answered or the kernel has given up, minutes perhaps.
+    /// Connects one path. Blocks until the target has responded or the kernel has given up, which can take minutes.
     ///
     /// # Errors
-    /// When it is refused; [`Refusal::AlreadyConnected`] when it is there.
+    /// If it is refused; [`Refusal::AlreadyConnected`] if it is already connected.
     pub fn connect(&self, wanted: &Subsystem, path: &FabricPath) -> Result<Connected, ConnectError> {
         check_transports(wanted, [&path])?;
         let tls = self.put_key(wanted, &wanted.nqn)?;
@@ -198,7 +198,7 @@ impl Fabrics {
         Ok(Connected { path: path.clone(), controller: format!("nvme{}", reply.instance) })
     }
 
-    /// Puts the key of TLS into the kernel's keyring, where TLS is wanted and it is not there yet.
+    /// Adds the TLS key to the kernel's keyring, if TLS is required and the key is not there yet.
     fn put_key(&self, wanted: &Subsystem, nqn: &Nqn) -> Result<Option<KeySerial>, ConnectError> {
         let Some(tls) = &wanted.tls else { return Ok(None) };
         let put = || -> Result<KeySerial, KeyringError> {
@@ -208,32 +208,32 @@ impl Fabrics {
         put().map(Some).map_err(|source| ConnectError::Key { nqn: nqn.to_string(), source })
     }
 
-    /// Takes keys of TLS that were for this host and subsystem out of the keyring. A controller needs the one that it was
-    /// connected with whenever it is connected again.
+    /// Removes unused TLS keys of this host and subsystem from the keyring. A controller needs the key that it was connected
+    /// with whenever it reconnects.
     fn retire_keys(&self, wanted: &Subsystem, keep: KeySerial) {
         let found = self.sysfs.read();
         let controllers = found.subsystems.iter().flat_map(|subsystem| &subsystem.controllers);
         let with_tls = controllers.filter_map(|controller| controller.tls);
-        // Where one's key is not known, it may be any.
+        // If a controller's key is unknown, it may be any of them.
         let Some(used) = with_tls.map(|tls| tls.key).collect::<Option<Vec<KeySerial>>>() else { return };
-        // A key too many in the keyring admits no one: the target decides.
+        // A surplus key in the keyring grants no access: the target decides.
         let _ = Keyring::of_nvme(&self.proc)
             .and_then(|ring| ring.retire(wanted.host.nqn(), &wanted.nqn, keep, &used));
     }
 
-    /// Removes a controller. Nothing to do where it is gone. Blocks until its I/O has ended.
+    /// Removes a controller. Does nothing if it is gone. Blocks until its I/O has ended.
     ///
     /// # Errors
-    /// When the kernel does not let us.
+    /// If the kernel refuses.
     pub fn disconnect(&self, controller: &str) -> io::Result<()> {
         self.tell(controller, "delete_controller")
     }
 
-    /// Has the kernel ask a controller for its namespaces again. Nothing to do where it is gone. It asks by itself when the
-    /// target tells of a change, but can miss one that comes while it asks.
+    /// Makes the kernel read the namespaces of a controller again. Does nothing if the controller is gone. The kernel rescans
+    /// when the target reports a change, but can miss one that arrives during a scan.
     ///
     /// # Errors
-    /// When the kernel does not let us.
+    /// If the kernel refuses.
     pub fn rescan(&self, controller: &str) -> io::Result<()> {
         self.tell(controller, "rescan_controller")
     }
@@ -241,22 +241,22 @@ impl Fabrics {
     fn tell(&self, controller: &str, attribute: &str) -> io::Result<()> {
         let at = self.sysfs.controller(controller).join(attribute);
         match OpenOptions::new().write(true).open(at).and_then(|mut file| file.write_all(b"1")) {
-            // Gone before, or while we wrote: the attribute removes itself.
+            // It was gone before, or vanished during the write: the attribute removes itself.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
             result => result,
         }
     }
 
-    /// Makes it so: afterwards these are the paths to the subsystem. What is missing is connected, then what is not
-    /// wanted is disconnected, unless no wanted path is live: a path too many is better than none.
+    /// Makes these the only paths to the subsystem. First missing paths are connected, then paths that are not required are
+    /// disconnected, unless no required path is live: a surplus path is better than none.
     ///
-    /// A path that the kernel has and tries to reconnect counts as there. One that has not the TLS that is wanted does
-    /// not: another one is connected beside it, and takes its place. Nothing is ever left in the clear where TLS is wanted
-    /// without an error.
+    /// A path that the kernel tries to reconnect counts as existing. A path without the required TLS does not: a new one is
+    /// connected in parallel and replaces it. If TLS is required and a connection without it remains, the call always returns
+    /// an error.
     ///
     /// # Errors
-    /// When it must not be done, or when there is no path at the end.
+    /// If the request must not be executed, or if no path exists at the end.
     pub fn ensure_connected(&self, wanted: &Subsystem, paths: &[FabricPath]) -> Result<Ensured, EnsureError> {
         check_transports(wanted, &paths.iter().collect::<Vec<_>>())?;
         let tls = self.put_key(wanted, &wanted.nqn).map_err(EnsureError::Key)?;
@@ -276,7 +276,7 @@ impl Fabrics {
             }
             match self.connect_by(wanted, path, &options) {
                 Ok(connected) => ensured.connected.push(connected),
-                // Another one was quicker, or it is there in a form that we did not recognise.
+                // Another process was faster, or the path exists in a form that we did not recognize.
                 Err(ConnectError::Refused { refusal: Refusal::AlreadyConnected, .. }) => {}
                 Err(error) => ensured.failed.push(error),
             }
@@ -309,10 +309,10 @@ impl Fabrics {
         if any { Ok(ensured) } else { Err(EnsureError::NoPath(ensured.failed)) }
     }
 
-    /// Disconnects all that we have of the subsystem; which they were.
+    /// Disconnects all our controllers of the subsystem; returns their names.
     ///
     /// # Errors
-    /// The first one's that could not be; the others are tried nevertheless.
+    /// The first failure; the remaining controllers are tried anyway.
     pub fn ensure_disconnected(&self, wanted: &Subsystem) -> io::Result<Vec<String>> {
         let found = self.sysfs.read();
         let ours = wanted.host.nqn().as_str();
@@ -329,10 +329,10 @@ impl Fabrics {
         result.map(|()| gone)
     }
 
-    /// Reads the log of the discovery controller at this path: what this host may connect there.
+    /// Reads the log of the discovery controller at this path: the subsystems that this host may connect there.
     ///
     /// # Errors
-    /// When it cannot be connected or read.
+    /// If it cannot be connected or read.
     pub fn discover(&self, wanted: &Subsystem, path: &FabricPath) -> Result<Vec<Record>, DiscoveryError> {
         check_transports(wanted, [&path]).map_err(ConnectError::from)?;
         let tls = self.put_key(wanted, &Nqn::discovery())?;
@@ -340,14 +340,14 @@ impl Fabrics {
         let reply = self.create(crate::DISCOVERY_NQN, path, &options)?;
         let controller = format!("nvme{}", reply.instance);
         let records = discovery::read(&self.dev.join(&controller));
-        // Left, it would stay until the next boot.
+        // Otherwise it would stay until the next boot.
         let gone = self.disconnect(&controller);
         let records = records?;
         gone.map_err(DiscoveryError::Left)?;
         Ok(records)
     }
 
-    /// Options that this kernel knows (since 5.17); empty for older ones, and where the device cannot be read.
+    /// Options that this kernel supports (since 5.17); empty for older kernels, or if the device cannot be read.
     #[must_use]
     pub fn known_options(&self) -> Vec<String> {
         let read = || -> io::Result<String> {
@@ -359,10 +359,10 @@ impl Fabrics {
         option_names(&read().unwrap_or_default())
     }
 
-    /// Sets the timing of a controller that is there, where it differs; whether that went well.
+    /// Sets the timing of an existing controller if it differs; returns whether this succeeded.
     fn tune(&self, controller: &str, timing: &Timing) -> bool {
         let at = self.sysfs.controller(controller);
-        // nvme_core rounds the time of loss up to whole attempts to reconnect.
+        // nvme_core rounds ctrl_loss_tmo up to a multiple of reconnect_delay.
         let delay = timing.reconnect_delay_s.max(1);
         let loss = timing.controller_loss_s.map(|s| s.div_ceil(delay).saturating_mul(delay));
         let wanted = [
@@ -372,7 +372,7 @@ impl Fabrics {
         ];
         wanted.into_iter().all(|(attribute, value)| {
             let at = at.join(attribute);
-            // Kernels before 5.14 lack some.
+            // Kernels before 5.14 lack some of these.
             let Some(text) = attributes::text(&at) else { return true };
             let shown = value.map_or_else(|| "off".to_owned(), |v| v.to_string());
             let written = value.map_or_else(|| "-1".to_owned(), |v| v.to_string());
@@ -386,7 +386,7 @@ impl Fabrics {
         let opened = OpenOptions::new().read(true).write(true).open(&device);
         let mut file = opened.map_err(|source| ConnectError::Unavailable { path: device, source })?;
         let log = KernelLog::from_now(&self.dev.join("kmsg"));
-        // In one write: the kernel takes each write for a whole request.
+        // In one write: the kernel treats each write as a complete request.
         let answer = match file.write(options.expose()) {
             Ok(_) => reply(&mut file),
             Err(error) => Err(error),

@@ -1,8 +1,8 @@
-//! Our identity towards a target: an instance on a node.
+//! The identity of this host towards a target: an instance on a node.
 //!
-//! A target tells hosts apart by their host identifier: a reservation belongs to a host, not to a connection (NVMe Base
-//! 8.19). Were the identity the instance's alone, the node that takes an instance over would be the same host as the
-//! one that lost it, and no reservation could keep the latter from writing. So it is that of an instance *on a node*.
+//! A target distinguishes hosts by their host identifier: a reservation belongs to a host, not to a connection (NVMe Base 8.19).
+//! If the identity were that of the instance alone, the node that takes over an instance would be the same host as the node that
+//! lost it, and no reservation could keep the latter from writing. So the identity is that of an instance *on a node*.
 
 use std::fmt;
 
@@ -11,18 +11,18 @@ use uuid::Uuid;
 use crate::limits::NAME_BYTES_MAX;
 use crate::nqn::{InvalidName, Nqn};
 
-/// Name space of the identities.
+/// UUID namespace of the identities.
 const HOSTS: Uuid = Uuid::from_u128(0x5b1f_7a3e_90c4_4d0a_8f57_2f0e_6d1c_b3a9);
 
-/// What every such NQN begins with (NVMe Base 4.7).
+/// Prefix of every UUID-based NQN (NVMe Base 4.7).
 const UUID_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
 /// A host identifier of 128 bits (NVMe Base 5.27.1.25).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HostId(pub [u8; 16]);
 
-/// Host NQN and host identifier. The kernel wants each of one to go with one of the other, so the second is the UUID in
-/// the first.
+/// Host NQN and host identifier. The kernel requires a one-to-one mapping between them, so the identifier is the UUID in the
+/// NQN.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostIdentity {
     nqn: Nqn,
@@ -30,19 +30,19 @@ pub struct HostIdentity {
 }
 
 impl HostIdentity {
-    /// The identity of an instance on a node. Always the same for the same names.
+    /// The identity of an instance on a node. The same names always yield the same identity.
     ///
     /// # Errors
-    /// When a name is empty, longer than 253 bytes or has control characters.
+    /// If a name is empty, longer than 253 bytes or contains control characters.
     pub fn of(instance: &str, node: &str) -> Result<Self, InvalidName> {
         Self::of_machine("", "", instance, node)
     }
 
-    /// The identity of an instance of a cluster on a machine. Names are unique within a cluster at one time only: another
-    /// cluster may have the same, and a machine that took a lost one's place may have its name. Empty texts are none.
+    /// The identity of an instance of a cluster on a machine. Names are unique only within a cluster at one time: another
+    /// cluster may use the same names, and a machine that replaces a lost one may have its name. Empty texts mean none.
     ///
     /// # Errors
-    /// When a name is empty, or a text is longer than 253 bytes or has control characters.
+    /// If a name is empty, or a text is longer than 253 bytes or contains control characters.
     pub fn of_machine(cluster: &str, machine: &str, instance: &str, node: &str) -> Result<Self, InvalidName> {
         for (text, may_be_empty) in [(cluster, true), (machine, true), (instance, false), (node, false)] {
             let empty = text.is_empty() && !may_be_empty;
@@ -53,7 +53,7 @@ impl HostIdentity {
                 ));
             }
         }
-        // No text has a zero byte, so no two sets of names give the same.
+        // No text contains a zero byte, so no two sets of names yield the same text.
         let text = match (cluster, machine) {
             ("", "") => format!("{instance}\0{node}"),
             (cluster, machine) => format!("{cluster}\0{machine}\0{instance}\0{node}"),
@@ -63,13 +63,13 @@ impl HostIdentity {
         Ok(Self { nqn, id: HostId(uuid.into_bytes()) })
     }
 
-    /// Host NQN, which targets grant access to.
+    /// Host NQN, to which targets grant access.
     #[must_use]
     pub fn nqn(&self) -> &Nqn {
         &self.nqn
     }
 
-    /// Host identifier, which reservations belong to.
+    /// Host identifier, to which reservations belong.
     #[must_use]
     pub fn id(&self) -> HostId {
         self.id
@@ -99,7 +99,7 @@ mod tests {
         assert_ne!(one.id(), HostIdentity::of("fast-0", "node-b").expect("names").id());
         assert_ne!(one.id(), HostIdentity::of("fast-1", "node-a").expect("names").id());
         assert_eq!(one.nqn().as_str(), format!("{UUID_NQN}{}", one.id()));
-        // Targets have it in their lists of hosts: it must not change with a version of ours.
+        // Targets have it in their host lists: it must not change between our versions.
         assert_eq!(one.id().to_string(), "3217c216-9228-581d-a80f-93c26bebe2af");
     }
 

@@ -1,5 +1,5 @@
-//! The ioctls: persistent reservations (linux/pr.h) and NVMe commands (linux/nvme_ioctl.h). Unsafe code is here and in
-//! `keyctl` only.
+//! The ioctls for persistent reservations (linux/pr.h) and NVMe commands (linux/nvme_ioctl.h). Only this module and `keyctl`
+//! contain unsafe code.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -13,7 +13,7 @@ const fn write_request<T>(group: u8, number: u8) -> libc::c_ulong {
     request::<T>(1, group, number)
 }
 
-/// A request with a structure of `T` that, by its number, the kernel writes (`_IOR`).
+/// A request with a structure of `T` that, according to its number, the kernel writes (`_IOR`).
 const fn read_request<T>(group: u8, number: u8) -> libc::c_ulong {
     request::<T>(2, group, number)
 }
@@ -101,20 +101,21 @@ const IOC_PR_PREEMPT_ABORT: libc::c_ulong = write_request::<PrPreempt>(b'p', 204
 const IOC_PR_CLEAR: libc::c_ulong = write_request::<PrClear>(b'p', 205);
 const NVME_IOCTL_ADMIN_CMD: libc::c_ulong = read_write_request::<PassthroughCommand>(b'N', 0x41);
 const NVME_IOCTL_IO_CMD: libc::c_ulong = read_write_request::<PassthroughCommand>(b'N', 0x43);
-/// `XFS_IOC_GOINGDOWN`, which other file systems have as `FS_IOC_SHUTDOWN`: the kernel reads, whatever its number says.
+/// `XFS_IOC_GOINGDOWN`, named `FS_IOC_SHUTDOWN` in other file systems: the kernel reads the argument, although the number says
+/// otherwise.
 const FS_IOC_SHUTDOWN: libc::c_ulong = read_request::<u32>(b'X', 125);
 
-/// What an ioctl of this module says: 0, or a status of the device or the kernel's PR layer.
+/// The result of an ioctl of this module: 0, or a status of the device or the kernel's PR layer.
 pub(crate) type Status = io::Result<u32>;
 
-/// Which queue a command goes to.
+/// The queue that a command is sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Queue {
     Admin,
     Io,
 }
 
-/// A command that moves data.
+/// A command that transfers data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Command {
     pub(crate) opcode: u8,
@@ -126,12 +127,12 @@ pub(crate) struct Command {
 }
 
 /// # Safety
-/// `argument` must be the structure that `request` is defined with, and what it points to must be good for what the
-/// kernel does with it.
+/// `argument` must be the structure that `request` is defined with, and all that it points to must be valid for what the kernel
+/// does with it.
 unsafe fn call<T>(file: &File, request: libc::c_ulong, argument: &mut T) -> Status {
     loop {
-        // SAFETY: the descriptor is open for as long as `file` is borrowed, the argument is a valid, exclusively borrowed
-        // `T`, and the caller vouches that the request takes it.
+        // SAFETY: the descriptor is open for as long as `file` is borrowed, the argument is a valid, exclusively borrowed `T`,
+        // and the caller guarantees that the request takes it.
         let result = unsafe { libc::ioctl(file.as_raw_fd(), request as _, std::ptr::from_mut(argument)) };
         if let Ok(status) = u32::try_from(result) {
             return Ok(status);
@@ -174,11 +175,11 @@ pub(crate) fn pr_clear(file: &File, key: u64) -> Status {
     unsafe { call(file, IOC_PR_CLEAR, &mut argument) }
 }
 
-/// Ends the file system that this directory is in: from now on it answers with EIO, and nothing of what it had in memory
-/// is written, not even its log. It can then be unmounted, whichever host has its device.
+/// Shuts down the file system that contains this directory: from now on, it fails with EIO, and nothing that it has in memory
+/// is written, not even its log. It can then be unmounted, no matter which host has its device.
 ///
 /// # Errors
-/// Where the file system cannot do that, or we lack CAP_SYS_ADMIN.
+/// If the file system does not support this, or we lack CAP_SYS_ADMIN.
 pub fn shut_down_file_system(directory: &File) -> io::Result<()> {
     /// `XFS_FSOP_GOING_FLAGS_NOLOGFLUSH`.
     const WITHOUT_LOG: u32 = 2;
@@ -187,7 +188,7 @@ pub fn shut_down_file_system(directory: &File) -> io::Result<()> {
     unsafe { call(directory, FS_IOC_SHUTDOWN, &mut argument) }.map(drop)
 }
 
-/// Sends a command with these data, which a command that reads overwrites. The status is NVMe's, 0 for success.
+/// Sends a command with this data, which a read command overwrites. The status is an NVMe status, 0 for success.
 pub(crate) fn passthrough(file: &File, queue: Queue, command: Command, data: &mut [u8]) -> Status {
     let too_long = |_| io::Error::from(io::ErrorKind::InvalidInput);
     let Command { opcode, nsid, cdw10, cdw11, cdw12, cdw13 } = command;
@@ -207,9 +208,9 @@ pub(crate) fn passthrough(file: &File, queue: Queue, command: Command, data: &mu
         Queue::Admin => NVME_IOCTL_ADMIN_CMD,
         Queue::Io => NVME_IOCTL_IO_CMD,
     };
-    // SAFETY: both requests take an nvme_passthru_cmd. Its only address is that of `data`, exclusively borrowed until the
-    // call returns; the kernel maps or copies no more than `data_bytes` of it, whatever the command's own length says,
-    // and it lets go of it before it returns, also when the command times out.
+    // SAFETY: both requests take an nvme_passthru_cmd. Its only address is that of `data`, exclusively borrowed until the call
+    // returns; the kernel maps or copies at most `data_bytes` of it, regardless of the length in the command itself, and
+    // releases it before it returns, even if the command times out.
     unsafe { call(file, request, &mut argument) }
 }
 

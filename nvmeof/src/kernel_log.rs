@@ -1,7 +1,7 @@
-//! What the kernel says while it connects.
+//! The kernel's log messages during a connect.
 //!
-//! A refused connect ends in EIO or EINVAL whatever the reason was; the reason is only in the kernel's log. Where that
-//! may not be read, the error says what it may have been.
+//! A refused connect fails with EIO or EINVAL whatever the reason; the reason is only in the kernel's log. If the log cannot be
+//! read, the error lists the possible reasons.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -10,11 +10,11 @@ use std::path::Path;
 
 use crate::limits::{LOG_LINES_MAX, LOG_RECORD_BYTES_MAX, TEXT_CHARS_MAX};
 
-/// The log from some moment on.
+/// The log from a given moment on.
 pub(crate) struct KernelLog(Option<File>);
 
 impl KernelLog {
-    /// From now on. Empty where the log may not be read.
+    /// Starts at the current end of the log. Empty if the log cannot be read.
     pub(crate) fn from_now(kmsg: &Path) -> Self {
         let open = || -> std::io::Result<File> {
             let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(kmsg)?;
@@ -24,7 +24,7 @@ impl KernelLog {
         Self(open().ok())
     }
 
-    /// What NVMe has said since, oldest first.
+    /// The messages of NVMe since then, oldest first.
     pub(crate) fn lines(self) -> Vec<String> {
         let Some(mut file) = self.0 else { return Vec::new() };
         let mut lines = Vec::new();
@@ -33,7 +33,7 @@ impl KernelLog {
             match file.read(&mut record) {
                 Ok(0) => break,
                 Ok(count) => lines.extend(message(&record[..count])),
-                // Records were overwritten before we came to them: the next read goes on behind them.
+                // Records were overwritten before we read them: the next read continues after them.
                 Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => break,
@@ -43,7 +43,7 @@ impl KernelLog {
     }
 }
 
-/// The text of one record of `/dev/kmsg` (Documentation/ABI/testing/dev-kmsg), where it is of NVMe.
+/// The text of one record of `/dev/kmsg` (Documentation/ABI/testing/dev-kmsg), if it is from NVMe.
 fn message(record: &[u8]) -> Option<String> {
     let record = String::from_utf8_lossy(record);
     let (_, text) = record.split_once(';')?;

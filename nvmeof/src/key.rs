@@ -1,18 +1,18 @@
-//! Reservation keys that name their owner: an instance, and which of its epochs.
+//! Reservation keys that identify their owner: an instance and its epoch.
 
 use std::fmt;
 
 use uuid::Uuid;
 
-/// Name space of the hashes.
+/// UUID namespace of the hashes.
 const INSTANCES: Uuid = Uuid::from_u128(0x2d9c_41f6_5b3e_4f7d_9a02_c1d8_63e4_7f15);
 
-/// Which start of an instance, from 1: each start elsewhere raises it.
+/// The number of an instance's start, from 1: each start on another host increments it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(u32);
 
 impl Epoch {
-    /// An epoch; none for 0, which is none.
+    /// Returns an epoch, or `None` for 0, which is no epoch.
     #[must_use]
     pub fn new(number: u32) -> Option<Self> {
         (number > 0).then_some(Self(number))
@@ -25,23 +25,24 @@ impl Epoch {
     }
 }
 
-/// What stands for an instance's name in a key: 32 bits of a hash. Two instances meet only where they share a namespace,
-/// which they must not; then the same hash, or one that differs in its first bit alone, would make one take the other for itself
-/// in another epoch.
+/// Stands for an instance's name in a key: 32 bits of a hash. Two instances see each other's keys only if they share a
+/// namespace, which they must not. In that case, equal hashes, or hashes that differ only in the first bit, would make one
+/// mistake the other for another epoch of itself.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct InstanceHash(u32);
 
 impl InstanceHash {
-    /// That of an instance's name.
+    /// The hash of an instance's name.
     #[must_use]
     pub fn of(instance: &str) -> Self {
         Self::of_text(instance)
     }
 
-    /// That of an instance of a cluster: another cluster may have instances of the same names. An empty name is no cluster.
+    /// The hash of an instance of a cluster: another cluster may have instances of the same names. An empty name means no
+    /// cluster.
     #[must_use]
     pub fn in_cluster(cluster: &str, instance: &str) -> Self {
-        // No name has a zero byte, so no pair gives the text of another or of an instance alone.
+        // No name contains a zero byte, so no pair yields the same text as another pair or an instance alone.
         if cluster.is_empty() { Self::of(instance) } else { Self::of_text(&format!("{cluster}\0{instance}")) }
     }
 
@@ -51,14 +52,14 @@ impl InstanceHash {
     }
 }
 
-/// What tells a pending key from the same start's own: the first bit of the hash, the other way round. To versions that know of no
-/// pending keys it is a stranger's, which they leave alone, and the epoch is where it is in every key.
+/// Distinguishes the pending key from the own key of the same start: the first bit of the hash, inverted. Versions without
+/// pending keys treat it as a stranger's key and leave it alone. The epoch is at the same place as in every key.
 const PENDING: u64 = 1 << 63;
 
-/// A key of 64 bits: the instance's hash above, its epoch below. Never 0, which means no key.
+/// A key of 64 bits: the instance's hash in the high half, its epoch in the low half. Never 0, which means no key.
 ///
-/// Each start has two: its own, and the pending one, by which it takes a reservation from another until what that had on its way
-/// has ended.
+/// Each start has two keys: its own, and the pending one, with which it takes a reservation from another host until that host's
+/// commands have ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReservationKey(u64);
 
@@ -80,19 +81,19 @@ impl ReservationKey {
         Self(self.0 ^ PENDING)
     }
 
-    /// A key that a target reports, whichever host made it.
+    /// A key that a target reports, from any host.
     #[must_use]
     pub fn from_number(number: u64) -> Self {
         Self(number)
     }
 
-    /// The number.
+    /// The number of the key.
     #[must_use]
     pub fn number(self) -> u64 {
         self.0
     }
 
-    /// A key as it is shown: `0x` and 16 hexadecimal digits.
+    /// Parses a key in its displayed form: `0x` and 16 hexadecimal digits.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let digits = text.strip_prefix("0x").filter(|digits| digits.len() == 16)?;
@@ -100,19 +101,19 @@ impl ReservationKey {
         u64::from_str_radix(digits, 16).ok().filter(|number| plain && *number != 0).map(Self)
     }
 
-    /// The epoch, where the key is this instance's, pending or not.
+    /// The epoch if the key belongs to this instance, pending or not.
     #[must_use]
     pub fn epoch_of(self, instance: InstanceHash) -> Option<Epoch> {
         self.settled_epoch_of(instance).or_else(|| self.other().settled_epoch_of(instance))
     }
 
-    /// The epoch, where the key is this instance's and not pending.
+    /// The epoch if the key belongs to this instance and is not pending.
     #[must_use]
     pub fn settled_epoch_of(self, instance: InstanceHash) -> Option<Epoch> {
         if self.0 >> 32 == u64::from(instance.0) { Epoch::new(self.0 as u32) } else { None }
     }
 
-    /// Whether both are keys of the same start, whosever it is: which of them is the pending one, its owner alone can tell.
+    /// Whether both keys belong to the same start of any instance. Only the owner can tell which one is the pending key.
     #[must_use]
     pub fn is_same_start(self, other: Self) -> bool {
         self == other || self == other.other()
@@ -175,7 +176,7 @@ mod tests {
             assert_eq!((settled.epoch_of(instance), pending.epoch_of(instance)), (Some(epoch), Some(epoch)));
             assert_eq!(settled.settled_epoch_of(instance), Some(epoch));
             assert_eq!(pending.settled_epoch_of(instance), None);
-            // Its number is where earlier versions have it.
+            // The number is at the same place as in earlier versions.
             assert_eq!(pending.number() as u32, epoch.number());
             assert!(settled.is_same_start(pending) && pending.is_same_start(settled));
             let earlier = ReservationKey::new(instance, Epoch::new(epoch.number() - 1).expect("not 0"));

@@ -1,4 +1,4 @@
-//! The system calls on keys: add_key(2), keyctl(2).
+//! System calls on keys: add_key(2), keyctl(2).
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -6,10 +6,10 @@ use std::io;
 
 use crate::keyring::KeySerial;
 
-/// `KEY_SPEC_THREAD_KEYRING`: ends with the thread.
+/// `KEY_SPEC_THREAD_KEYRING`: destroyed when the thread ends.
 pub(crate) const THREAD_KEYRING: KeySerial = KeySerial(-1);
 
-/// A number or an error of the kernel's.
+/// A number, or an error from the kernel.
 fn checked(result: libc::c_long) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
@@ -20,9 +20,9 @@ fn serial(result: libc::c_long) -> io::Result<KeySerial> {
     i32::try_from(number).map(KeySerial).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// Makes a key in a keyring. One of the same type and description goes from it, or has this payload instead.
+/// Creates a key in a keyring. An existing key of the same type and description is removed from it, or gets this payload.
 pub(crate) fn add(kind: &CStr, description: &CStr, payload: &[u8], ring: KeySerial) -> io::Result<KeySerial> {
-    // SAFETY: both texts end with a zero byte and the payload has its length; the kernel reads them during the call only.
+    // SAFETY: both strings are NUL-terminated and the length is that of the payload; the kernel reads them during the call only.
     serial(unsafe {
         libc::syscall(
             libc::SYS_add_key,
@@ -41,18 +41,18 @@ pub(crate) fn link(key: KeySerial, ring: KeySerial) -> io::Result<()> {
     checked(unsafe { libc::syscall(libc::SYS_keyctl, libc::KEYCTL_LINK, key.0, ring.0) }).map(drop)
 }
 
-/// Takes a key or a keyring out of a keyring.
+/// Removes a key or a keyring from a keyring.
 pub(crate) fn unlink(key: KeySerial, ring: KeySerial) -> io::Result<()> {
     // SAFETY: numbers only.
     checked(unsafe { libc::syscall(libc::SYS_keyctl, libc::KEYCTL_UNLINK, key.0, ring.0) }).map(drop)
 }
 
-/// A key's payload, or a keyring's serial numbers: how long it is, and as much of it as the buffer takes where it fits.
+/// Reads a key's payload, or a keyring's serial numbers: returns the length, and fills the buffer if the data fits.
 pub(crate) fn read(key: KeySerial, buffer: &mut [u8]) -> io::Result<usize> {
     with_buffer(libc::KEYCTL_READ, key, buffer)
 }
 
-/// `type;uid;gid;permissions;description` and a zero byte, in the same way.
+/// Reads `type;uid;gid;permissions;description` and a NUL byte, in the same way.
 pub(crate) fn describe(key: KeySerial, buffer: &mut [u8]) -> io::Result<usize> {
     with_buffer(libc::KEYCTL_DESCRIBE, key, buffer)
 }

@@ -1,4 +1,4 @@
-//! The kernel's keyring of NVMe, `.nvme`, in which `tlshd` and the kernel look for keys of TLS.
+//! The kernel's keyring for NVMe, `.nvme`, in which `tlshd` and the kernel look up TLS keys.
 
 use std::ffi::{CStr, CString};
 use std::fmt;
@@ -13,11 +13,11 @@ use crate::limits::{KEY_BYTES_MAX, KEY_LINE_BYTES_MAX, KEY_LINES_MAX, KEYS_MAX};
 use crate::nqn::Nqn;
 use crate::tls::{PairPsk, TooLong, is_of};
 
-/// The kernel's number of a key or a keyring. Another one after each boot, and for each new key.
+/// The kernel's serial number of a key or a keyring. It differs after each boot, and for each new key.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeySerial(pub i32);
 
-/// As sysfs has it.
+/// In the format of sysfs.
 impl fmt::Display for KeySerial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:08x}", self.0)
@@ -33,7 +33,7 @@ impl fmt::Debug for KeySerial {
 /// Why a key is not in the keyring.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyringError {
-    /// The module is not there, or the kernel was built without.
+    /// The module is not loaded, or the kernel was built without it.
     #[error(
         "the kernel has no keyring {NAME}: load the module nvme-keyring, which nvme-tcp brings along where it can do TLS (Linux 6.7 \
          or later, CONFIG_NVME_TCP_TLS)"
@@ -45,7 +45,7 @@ pub enum KeyringError {
          not)"
     )]
     NotListed {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Why.
         source: io::Error,
@@ -56,7 +56,7 @@ pub enum KeyringError {
          keep add_key and keyctl from it)"
     )]
     NotPermitted {
-        /// What it may not.
+        /// The operation.
         what: &'static str,
         /// Why.
         source: io::Error,
@@ -64,7 +64,7 @@ pub enum KeyringError {
     /// Any other error.
     #[error("cannot {what} the keyring {NAME}: {source}")]
     Failed {
-        /// What failed.
+        /// The operation.
         what: &'static str,
         /// Why.
         source: io::Error,
@@ -94,7 +94,7 @@ pub(crate) struct Keyring {
 }
 
 impl Keyring {
-    /// The kernel's own for NVMe.
+    /// The kernel's own keyring for NVMe.
     pub(crate) fn of_nvme(proc: &Path) -> Result<Self, KeyringError> {
         let path = proc.join("keys");
         let listed = File::open(&path).and_then(|file| find(BufReader::new(file)));
@@ -102,9 +102,9 @@ impl Keyring {
         Ok(Self { serial: serial.ok_or(KeyringError::NoKeyring)?, kind: PSK })
     }
 
-    /// The key of this pair, put there where it is not. One of the same identity with another payload goes.
+    /// Returns the key of this pair, and adds it if it is not there. Replaces a key with the same identity and another payload.
     pub(crate) fn put(&self, pair: &PairPsk) -> Result<KeySerial, KeyringError> {
-        // Only a process that has the keyring in one of its own keyrings may read the keys in it.
+        // Only a process that has the keyring in one of its own keyrings can read its keys.
         keyctl::link(self.serial, keyctl::THREAD_KEYRING).map_err(failed("have"))?;
         let found = self.keys()?.into_iter().find(|(_, identity)| *identity == pair.identity);
         let mut there = Zeroizing::new([0; KEY_BYTES_MAX]);
@@ -118,7 +118,7 @@ impl Keyring {
         keyctl::add(self.kind, &identity, &pair.key, self.serial).map_err(failed("add a key to"))
     }
 
-    /// Takes out the keys of this host and this subsystem that are neither the one to keep nor used; which they were.
+    /// Removes the keys of this host and this subsystem, except the one to keep and those in use; returns the removed keys.
     pub(crate) fn retire(
         &self,
         host: &Nqn,
@@ -137,7 +137,7 @@ impl Keyring {
         Ok(retired)
     }
 
-    /// Its keys that can be seen, with their identities.
+    /// Its visible keys, with their identities.
     fn keys(&self) -> Result<Vec<(KeySerial, String)>, KeyringError> {
         let mut numbers = vec![0; KEYS_MAX * size_of::<i32>()];
         let count = keyctl::read(self.serial, &mut numbers).map_err(failed("list"))?;
@@ -149,7 +149,7 @@ impl Keyring {
             let bytes = bytes.try_into().expect("chunks are of that size");
             KeySerial(i32::from_ne_bytes(bytes))
         });
-        // One that has gone meanwhile, or that we may not see, is as if it were not there.
+        // A key that was removed meanwhile, or that we have no permission to see, is treated as absent.
         Ok(serials.filter_map(|serial| Some((serial, self.identity(serial)?))).collect())
     }
 
@@ -163,7 +163,7 @@ impl Keyring {
     }
 }
 
-/// The keyring among the lines of `/proc/keys`: `21cc057b I------     1 perm 1f0b0000     0     0 keyring   .nvme: 2`.
+/// Finds the keyring in the lines of `/proc/keys`: `21cc057b I------     1 perm 1f0b0000     0     0 keyring   .nvme: 2`.
 fn find(mut lines: impl BufRead) -> io::Result<Option<KeySerial>> {
     for _ in 0..KEY_LINES_MAX {
         let mut line = Vec::new();
@@ -180,9 +180,9 @@ fn find(mut lines: impl BufRead) -> io::Result<Option<KeySerial>> {
 fn is_ours(line: &str) -> Option<KeySerial> {
     let mut words = line.split_whitespace();
     let serial = u32::from_str_radix(words.next()?, 16).ok()?;
-    // Of a module that was removed it stays, revoked.
+    // After its module is removed, the keyring stays, revoked.
     let usable = words.next()?.starts_with("I-");
-    // Only the kernel makes a keyring with a name that begins with a dot.
+    // Only the kernel can create a keyring with a name that begins with a dot.
     let owner = words.nth(3)?;
     let (kind, name) = (words.nth(1)?, words.next()?);
     let ours = usable && owner == "0" && kind == "keyring" && name.strip_suffix(':') == Some(NAME);
@@ -228,11 +228,11 @@ mod tests {
         PairPsk { identity: identity.into(), key: Zeroizing::new(key.to_vec()) }
     }
 
-    /// On a keyring of this thread, with keys of a type that every kernel has.
+    /// Uses a keyring of this thread, with keys of a type that every kernel has.
     #[test]
     fn a_key_is_put_once_replaced_when_it_changes_and_removed_when_unused() {
         let serial = match keyctl::add(c"keyring", c"forebay-test", &[], keyctl::THREAD_KEYRING) {
-            // If tests run in a container with a seccomp profile that forbids keys.
+            // Tests may run in a container with a seccomp profile that forbids keys.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => {
                 return forebay_testing::skip(forebay_testing::Need::Keyrings, error);
             }

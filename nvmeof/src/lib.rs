@@ -1,18 +1,18 @@
-//! NVMe over Fabrics from the side of the host, without other programs: the kernel's `/dev/nvme-fabrics`, sysfs and
-//! ioctls, over TCP and RDMA.
+//! The host side of NVMe over Fabrics, without external programs: the kernel's `/dev/nvme-fabrics`, sysfs and ioctls, over TCP
+//! and RDMA.
 //!
-//! * [`Fabrics`] connects, disconnects and makes it so ([`Fabrics::ensure_connected`]).
-//! * [`Sysfs`] says what is there, by NQN and UUID or NGUID; [`Watch`] says what has changed since.
-//! * [`Tls`] has it done over TLS: the key goes into the kernel's keyring, the handshake is `tlshd`'s.
+//! * [`Fabrics`] connects, disconnects, and brings the connections to a required state ([`Fabrics::ensure_connected`]).
+//! * [`Sysfs`] lists what is connected, by NQN and UUID or NGUID; [`Watch`] reports changes.
+//! * [`Tls`] connects over TLS: the key is added to the kernel's keyring, and `tlshd` does the handshake.
 //! * [`Fabrics::discover`] reads a discovery controller's log.
-//! * [`acquire`] and its neighbours hold a namespace against all other hosts, by persistent reservations.
+//! * [`acquire`] and related functions hold a namespace against all other hosts, with persistent reservations.
 //!
-//! All calls block, some as long as a target takes to answer: they belong on a thread of their own. What a target, the
-//! kernel or sysfs says is bounded ([`limits`]) and never trusted to be well formed.
+//! All calls block, some until a target responds: call them on a dedicated thread. Input from a target, the kernel or sysfs is
+//! bounded ([`limits`]) and never assumed to be well formed.
 //!
 //! # Example
 //!
-//! Which host, and which epoch of it, holds a namespace is in the reservation key:
+//! The reservation key shows which host, in which epoch, holds a namespace:
 //!
 //! ```
 //! use forebay_nvmeof::{Epoch, HostIdentity, InstanceHash, ReservationKey, Sysfs};

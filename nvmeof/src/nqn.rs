@@ -8,12 +8,12 @@ use crate::limits::{NQN_BYTES_MAX, TEXT_CHARS_MAX};
 /// The well-known name of every discovery service (NVMe Base 4.7, NVMe-oF 1.1 5).
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
-/// The name of a subsystem or a host. It can be an option of the kernel: it has neither commas, white space nor control
+/// The name of a subsystem or a host. It is valid as a value of a kernel option: it contains no commas, white space or control
 /// characters.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nqn(String);
 
-/// A name that cannot be one.
+/// A text that is not a valid name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {what}")]
 pub struct InvalidName {
@@ -57,7 +57,7 @@ impl FromStr for Nqn {
     }
 }
 
-/// Whether the kernel takes this text for the value of an option as it is.
+/// Whether the kernel accepts this text, unmodified, as the value of an option.
 pub(crate) fn is_option_value(text: &str) -> bool {
     !text.is_empty()
         && !text.contains([',', '\\'])

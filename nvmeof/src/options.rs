@@ -1,4 +1,4 @@
-//! What is to be connected, and the text that `/dev/nvme-fabrics` takes for it.
+//! Connections to be made, and their options in the text format of `/dev/nvme-fabrics`.
 
 use std::fmt::{self, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +13,7 @@ use crate::nqn::{InvalidName, Nqn, is_option_value};
 use crate::secret::DhChapKey;
 use crate::tls::Tls;
 
-/// How a target is reached.
+/// The transport to a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     /// NVMe/TCP.
@@ -23,7 +23,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// The kernel's name.
+    /// The kernel's name for it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -32,7 +32,7 @@ impl Transport {
         }
     }
 
-    /// The kernel's module on the host's side.
+    /// The kernel module for the host side.
     #[must_use]
     pub fn module(self) -> &'static str {
         match self {
@@ -72,21 +72,21 @@ impl FromStr for Interface {
     }
 }
 
-/// One way to a subsystem: a port of a target, and where we go out.
+/// One path to a subsystem: a port of a target, and optionally our source address and device.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FabricPath {
-    /// How.
+    /// The transport.
     pub transport: Transport,
     /// Address and port of the target (`traddr`, `trsvcid`). An IPv6 address with a scope is not supported.
     pub target: SocketAddr,
-    /// Address that we go out from; none for the one that routing gives.
+    /// Source address; `None` for the one that routing selects.
     pub host_address: Option<IpAddr>,
-    /// Network device that we go out by; TCP only.
+    /// Network device for outgoing connections; TCP only.
     pub host_interface: Option<Interface>,
 }
 
 impl FabricPath {
-    /// A path by what routing gives.
+    /// A path with source address and device selected by routing.
     #[must_use]
     pub fn new(transport: Transport, target: SocketAddr) -> Self {
         Self { transport, target, host_address: None, host_interface: None }
@@ -96,7 +96,7 @@ impl FabricPath {
 impl FromStr for FabricPath {
     type Err = InvalidName;
 
-    /// `tcp://192.168.77.1:4420` or `rdma://[fd00::1]:4420`.
+    /// Parses `tcp://192.168.77.1:4420` or `rdma://[fd00::1]:4420`.
     fn from_str(text: &str) -> Result<Self, InvalidName> {
         let parsed = text.split_once("://").and_then(|(transport, target)| {
             let transport = match transport {
@@ -125,17 +125,17 @@ impl fmt::Display for FabricPath {
     }
 }
 
-/// How long the kernel waits for what. All in seconds.
+/// Timeouts and intervals of the kernel, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// Between two signs of life.
+    /// Interval of keep-alives.
     pub keep_alive_s: u32,
-    /// Between two attempts to connect again.
+    /// Interval between two attempts to reconnect.
     pub reconnect_delay_s: u32,
-    /// Until a controller that cannot be reached is given up and removed; none for never.
+    /// Time after which a controller that cannot be reached is removed; `None` for never.
     pub controller_loss_s: Option<u32>,
-    /// Until I/O on a path that is lost fails, or goes to another path. The kernel's own default is never, with which a
-    /// server hangs for as long as its target is away.
+    /// Time after which I/O on a lost path fails, or is sent on another path. The kernel's default is never; a server would
+    /// then hang for as long as its target is unreachable.
     pub fast_io_fail_s: u32,
 }
 
@@ -148,34 +148,34 @@ impl Default for Timing {
 /// DH-HMAC-CHAP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authentication {
-    /// What we prove to the target that we have.
+    /// The key that we prove to have.
     pub host: DhChapKey,
-    /// What the target has to prove to us; none to believe it.
+    /// The key that the target must prove to have; `None` to not authenticate the target.
     pub controller: Option<DhChapKey>,
 }
 
-/// A subsystem as it is to be connected.
+/// A subsystem to be connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subsystem {
     /// Its name.
     pub nqn: Nqn,
     /// Our identity.
     pub host: HostIdentity,
-    /// Keys, where the target asks for them.
+    /// Keys, if the target requires them.
     pub authentication: Option<Authentication>,
-    /// TLS, in which case there can be no path over RDMA, which has none.
+    /// TLS. Excludes paths over RDMA, which has no TLS.
     pub tls: Option<Tls>,
-    /// How long the kernel waits.
+    /// Timeouts and intervals of the kernel.
     pub timing: Timing,
-    /// Queues per path; none for one per processor.
+    /// Queues per path; `None` for one per processor.
     pub io_queues: Option<u16>,
-    /// Commands in flight per queue; none for the kernel's 128.
+    /// Commands in flight per queue; `None` for the kernel's 128.
     pub queue_size: Option<u16>,
     /// CRC-32C over headers; TCP only.
     pub header_digest: bool,
     /// CRC-32C over data; TCP only.
     pub data_digest: bool,
-    /// Type of service of our packets (`tos`).
+    /// Type of service of outgoing packets (`tos`).
     pub type_of_service: Option<u8>,
 }
 
@@ -197,7 +197,7 @@ impl Subsystem {
         }
     }
 
-    /// What goes to the kernel to connect by this path, with this key of TLS.
+    /// The options to connect this path with this TLS key.
     pub(crate) fn options(&self, path: &FabricPath, tls: Option<KeySerial>) -> Options {
         let mut options = self.base(path, &self.nqn, tls);
         if let Some(queues) = self.io_queues {
@@ -209,11 +209,11 @@ impl Subsystem {
         options
     }
 
-    /// What goes to the kernel to connect the discovery controller at this path: without what is for I/O, and nothing
-    /// that would keep it alive beyond our reading.
+    /// The options to connect the discovery controller at this path: without I/O options, and without options that would keep
+    /// it alive after we have read the log.
     pub(crate) fn discovery_options(&self, path: &FabricPath, tls: Option<KeySerial>) -> Options {
         let mut options = self.base(path, &Nqn::discovery(), tls);
-        // Another process may hold one to the same address for its own ends.
+        // Another process may have its own connection to the same address.
         options.beside();
         options
     }
@@ -258,14 +258,14 @@ impl Subsystem {
         }
         if let Some(key) = tls {
             options.flag("tls");
-            // As a decimal number; from the keyring `.nvme`, which the kernel takes if none is given.
+            // A decimal number; from the keyring `.nvme`, which the kernel uses if none is given.
             options.add("tls_key", key.0);
         }
         options
     }
 }
 
-/// Options in the kernel's form. `Debug` and `Display` show no secrets.
+/// Options in the kernel's format. `Debug` and `Display` show no secrets.
 #[derive(Default)]
 pub(crate) struct Options {
     text: Zeroizing<String>,
@@ -284,7 +284,7 @@ impl Options {
         self.put(name, "", "");
     }
 
-    /// Also where a controller goes this way already.
+    /// Connects even if a controller with the same path exists.
     pub(crate) fn beside(&mut self) {
         self.flag("duplicate_connect");
     }
@@ -296,7 +296,7 @@ impl Options {
 
     fn put(&mut self, name: &'static str, value: &str, shown: &str) {
         if self.text.capacity() == 0 {
-            // Grown later, it would leave copies of secrets behind.
+            // A later reallocation would leave copies of secrets behind.
             self.text.reserve(4096);
         }
         let comma = if self.names.is_empty() { "" } else { "," };
@@ -305,7 +305,7 @@ impl Options {
         self.names.push(name);
     }
 
-    /// What the kernel gets.
+    /// The text for the kernel.
     pub(crate) fn expose(&self) -> &[u8] {
         self.text.as_bytes()
     }
@@ -394,7 +394,7 @@ mod tests {
         for shown in [format!("{options}"), format!("{options:?}"), format!("{wanted:?}")] {
             assert!(shown.contains("redacted") && !shown.contains(key) && !shown.contains("BwcH"), "{shown}");
         }
-        // RDMA has neither digests nor TLS nor a choice of network device; the kernel would refuse them.
+        // RDMA has no digests, no TLS and no choice of network device; the kernel would refuse them.
         let rdma = wanted.options(&FabricPath { transport: Transport::Rdma, ..path }, None).to_string();
         for name in ["digest", "tls", "host_iface"] {
             assert!(!rdma.contains(name), "{rdma}");

@@ -1,4 +1,4 @@
-//! What has to be done so that what is wanted is: a pure comparison.
+//! Computes the changes from the current connections to the required ones: a pure comparison.
 
 use std::collections::BTreeSet;
 
@@ -7,30 +7,30 @@ use crate::limits::PATHS_MAX;
 use crate::options::{FabricPath, Subsystem, Transport};
 use crate::sysfs::{Controller, Found};
 
-/// What to do.
+/// Changes to make.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Paths to connect, in the order they were wanted.
+    /// Paths to connect, in the order of the request.
     pub connect: Vec<FabricPath>,
-    /// Paths to connect although a controller goes there, since that has not the TLS that is wanted: it goes afterwards.
+    /// Paths to connect although a controller exists, because it does not use the required TLS: it is disconnected afterwards.
     pub replace: Vec<FabricPath>,
-    /// Controllers that are wanted and there, lost ones that the kernel reconnects among them.
+    /// Controllers that are required and exist, including lost ones that the kernel reconnects.
     pub keep: Vec<String>,
-    /// Controllers that are not wanted.
+    /// Controllers that are not required.
     pub disconnect: Vec<String>,
 }
 
-/// Why nothing may be done.
+/// Why no changes may be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotPlanned {
-    /// A subsystem that is not wanted by any path is to be disconnected as such.
+    /// No path to the subsystem is given: it must be disconnected explicitly.
     #[error("no path to {0} is given")]
     NoPath(String),
     /// More than any real setup has.
     #[error("{0} paths are given; at most {PATHS_MAX} are taken")]
     TooManyPaths(usize),
-    /// This node has it connected already, as another host. The kernel would make one device of the paths of both, and half of
-    /// our commands would go out as that host's, which reservations refuse, or worse.
+    /// This node has connected it already, as another host. The kernel would make one device of both hosts' paths, and half of
+    /// our commands would be sent as that host, which reservations refuse, or worse.
     #[error(
         "{controller} connects {nqn} already, as host {host}: disconnect it, or use that subsystem from one host only"
     )]
@@ -42,20 +42,20 @@ pub enum NotPlanned {
         /// Its host NQN.
         host: String,
     },
-    /// Several paths would be several devices.
+    /// Several paths would yield several devices.
     #[error(
         "several paths are given, but native multipath is off (nvme_core.multipath): switch it on, or give one path"
     )]
     MultipathOff,
-    /// What is to be kept from the network would go over it.
+    /// Traffic that must be encrypted would be sent in the clear.
     #[error("TLS is wanted, and {0} has none: leave that path out, or TLS")]
     InClear(Box<FabricPath>),
 }
 
-/// Compares. `tls` is the key of TLS where that is wanted.
+/// Compares. `tls` is the TLS key if TLS is required.
 ///
 /// # Errors
-/// When what is wanted must not be done as things are.
+/// If the required connections must not be made in the current state.
 pub fn plan(
     wanted: &Subsystem,
     tls: Option<KeySerial>,
@@ -94,7 +94,7 @@ pub fn plan(
     let mut plan = Plan::default();
     let mut kept = BTreeSet::new();
     for path in paths {
-        // Of two that go the same way one is enough.
+        // One of two controllers for the same path is enough.
         let mut going = there.iter().filter(|c| c.goes(path) && !kept.contains(&c.name)).peekable();
         let any = going.peek().is_some();
         match going.find(|controller| controller.has_tls(tls)) {
@@ -110,7 +110,7 @@ pub fn plan(
     Ok(plan)
 }
 
-/// TLS is for all paths or none.
+/// TLS applies to all paths or none.
 pub(crate) fn check_transports<'a>(
     wanted: &Subsystem,
     paths: impl IntoIterator<Item = &'a &'a FabricPath>,

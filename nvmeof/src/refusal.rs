@@ -25,30 +25,30 @@ pub enum Refusal {
         "the target closed the connection while we connected: its log says why (a port for TLS only does so to hosts without)"
     )]
     Closed,
-    /// EINVAL, and the kernel named what it does not know or this kernel does not list it.
+    /// EINVAL: the kernel named an option that it does not know, or does not list an option that we passed.
     #[error("this kernel does not know the option {0}: leave it out, or use a newer kernel")]
     UnknownOption(String),
-    /// The module of the transport is not there.
+    /// The module of the transport is not loaded.
     #[error("the kernel has no {}: load it, or install it on the node", .0.module())]
     NoTransport(Transport),
-    /// The kernel has our host identifier with another host NQN, or the other way round.
+    /// The kernel has our host identifier with another host NQN, or vice versa.
     #[error(
         "this node has connections with a host NQN and host identifier that contradict ours: disconnect them"
     )]
     IdentityTaken,
-    /// The target knows the subsystem but not us.
+    /// The target has the subsystem but does not allow this host.
     #[error("the target does not allow this host: add its host NQN to the subsystem's allowed hosts")]
     HostNotAllowed,
-    /// The target knows no such subsystem at this port.
+    /// The target has no such subsystem at this port.
     #[error("the target has no subsystem of this name at this port: check the NQN and the target's ports")]
     NoSuchSubsystem,
-    /// The target asks for keys and we have none.
+    /// The target requires keys and we have none.
     #[error("the target asks for authentication: configure its DH-HMAC-CHAP key")]
     AuthenticationRequired,
-    /// Keys do not match.
+    /// The keys do not match.
     #[error("authentication failed: the DH-HMAC-CHAP keys here and on the target differ")]
     AuthenticationFailed,
-    /// ENOKEY and its like, with TLS.
+    /// ENOKEY, EKEYREVOKED or EKEYEXPIRED, with TLS.
     #[error(
         "the key for TLS is not in the kernel's keyring any more: it was removed or revoked"
     )]
@@ -64,7 +64,7 @@ pub enum Refusal {
          identity version, or there is none, no TLS at this port or no tlshd; tlshd's log on both ends says more"
     )]
     HandshakeFailed,
-    /// EIO of the handshake.
+    /// EIO from the handshake.
     #[error(
         "tlshd could not use the key: it must be started after the module nvme-keyring is loaded (restart it), and its log says \
          more"
@@ -75,7 +75,7 @@ pub enum Refusal {
         "the TLS handshake was not finished in time: does tlshd answer, here and on the target? Its log says more"
     )]
     HandshakeTimedOut,
-    /// All controllers of the target are taken, or it is shutting down.
+    /// All controllers of the target are in use, or it is shutting down.
     #[error("the target has no controller to give: it is busy, or as many hosts are connected as it takes")]
     Busy,
     /// EACCES, EPERM.
@@ -84,22 +84,22 @@ pub enum Refusal {
     /// ENOMEM.
     #[error("the kernel is out of memory")]
     OutOfMemory,
-    /// EIO, and the kernel's log could not be read or did not say more.
+    /// EIO, and the kernel's log could not be read or contained no more details.
     #[error(
         "the target refused (EIO), and the kernel's log does not say why: wrong NQN, host not allowed, or keys that differ{0}"
     )]
     Rejected(Said),
-    /// EINVAL, and the kernel's log could not be read or did not say more.
+    /// EINVAL, and the kernel's log could not be read or contained no more details.
     #[error(
         "the kernel does not take the request (EINVAL): an option or a combination of them that it does not know{0}"
     )]
     NotTaken(Said),
-    /// Any other.
+    /// Any other error.
     #[error("the kernel says: {0} (errno {1})")]
     Other(std::io::ErrorKind, i32),
 }
 
-/// The last thing that the kernel said, if anything.
+/// The last message of the kernel, if any.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said(pub Option<String>);
 
@@ -112,13 +112,13 @@ impl std::fmt::Display for Said {
     }
 }
 
-/// What is known of a connect that failed.
+/// The facts about a failed connect.
 pub(crate) struct Failure<'a> {
     pub(crate) errno: i32,
-    /// What the kernel said meanwhile; another process's connects may be among it.
+    /// The kernel's messages during the connect, possibly with messages about connects of other processes.
     pub(crate) log: &'a [String],
     pub(crate) transport: Transport,
-    /// Whether TLS was asked for.
+    /// Whether TLS was requested.
     pub(crate) tls: bool,
     /// Options that this kernel does not list.
     pub(crate) unknown: &'a [&'static str],
@@ -138,22 +138,22 @@ impl Failure<'_> {
             libc::ETIMEDOUT => Refusal::TimedOut,
             libc::ECONNRESET | libc::EPIPE | libc::ECONNABORTED => Refusal::Closed,
             libc::EKEYREJECTED => Refusal::AuthenticationFailed,
-            // Both a missing PSK and, since Linux 6.10, a missing key of DH-HMAC-CHAP.
+            // A missing PSK and, since Linux 6.10, also a missing key of DH-HMAC-CHAP.
             libc::ENOKEY if self.tls && !self.says("authentication setup") => Refusal::NoTlsKey,
             libc::ENOKEY => Refusal::AuthenticationRequired,
             libc::EACCES | libc::EPERM => Refusal::NotPermitted,
             libc::ENOMEM => Refusal::OutOfMemory,
             libc::EINVAL => self.invalid(),
-            // A command's status becomes EIO; older kernels have ECONNREFUSED for a failed authentication.
+            // A command's status becomes EIO; older kernels return ECONNREFUSED for a failed authentication.
             libc::EIO | libc::ECONNREFUSED | libc::EOPNOTSUPP => self.rejected(),
             errno => Refusal::Other(std::io::Error::from_raw_os_error(errno).kind(), errno),
         }
     }
 
-    /// What tlshd and the kernel around it say.
+    /// A failure of tlshd or of the kernel's TLS handshake.
     fn handshake(&self) -> Option<Refusal> {
-        // Of nvme_tcp_start_tls: what tlshd ended with, or that it did not end. Where the log cannot be read, only what has no
-        // other meaning counts.
+        // From nvme_tcp_start_tls: the result of tlshd, or that it did not finish. If the log cannot be read, only errors with
+        // no other meaning count.
         let (ended, hung) = (self.says("TLS handshake complete"), self.says("TLS handshake failed"));
         match self.errno {
             _ if !self.tls => None,
@@ -189,7 +189,7 @@ impl Failure<'_> {
 
     fn rejected(&self) -> Refusal {
         let reasons: [(&str, Refusal); 8] = [
-            // Of nvmf_log_connect_error, one for each status of a Connect command (NVMe-oF 1.1 3.3).
+            // From nvmf_log_connect_error, one for each status of a Connect command (NVMe-oF 1.1 3.3).
             ("is not allowed, hostnqn", Refusal::HostNotAllowed),
             ("Connect Invalid Data Parameter, subsysnqn", Refusal::NoSuchSubsystem),
             ("Connect Invalid Data Parameter, hostnqn", Refusal::HostNotAllowed),
@@ -211,7 +211,7 @@ impl Failure<'_> {
         self.line(text).is_some()
     }
 
-    /// The last line that cannot hold a secret.
+    /// The last line that cannot contain a secret.
     fn said(&self) -> Said {
         let harmless = |line: &&String| !line.contains("DHHC-1") && !line.contains("secret");
         Said(self.log.iter().rev().find(harmless).cloned())

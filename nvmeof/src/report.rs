@@ -8,7 +8,7 @@ use crate::limits::REGISTRANTS_MAX;
 const HEADER_BYTES: usize = 64;
 const REGISTRANT_BYTES: usize = 64;
 
-/// Length of a report of as many registrants as are read.
+/// Length of a report with the maximum number of registrants.
 pub(crate) const REPORT_BYTES: usize = HEADER_BYTES + REGISTRANTS_MAX * REGISTRANT_BYTES;
 
 /// Type of a reservation (NVMe Base 8.19).
@@ -16,9 +16,9 @@ pub(crate) const REPORT_BYTES: usize = HEADER_BYTES + REGISTRANTS_MAX * REGISTRA
 pub enum ReservationType {
     /// Only the holder writes; all read.
     WriteExclusive,
-    /// Only the holder reads and writes: the one that we take.
+    /// Only the holder reads and writes: the type that we use.
     ExclusiveAccess,
-    /// Any other: registrants beside the holder may write.
+    /// Any other: registrants other than the holder may write.
     Other(u8),
 }
 
@@ -32,10 +32,10 @@ impl ReservationType {
     }
 }
 
-/// A host that is registered.
+/// A registered host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registrant {
-    /// Which host.
+    /// The host.
     pub host: HostId,
     /// Its key.
     pub key: ReservationKey,
@@ -46,21 +46,21 @@ pub struct Registrant {
 /// A namespace's reservation and its registrants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Counts changes.
+    /// Incremented on each change.
     pub generation: u32,
-    /// Type of the reservation; none where there is none.
+    /// Type of the reservation; `None` if there is none.
     pub reservation: Option<ReservationType>,
-    /// All that are registered, once for each controller that the target lists.
+    /// All registrants, once for each controller that the target lists.
     pub registrants: Vec<Registrant>,
 }
 
-/// A report that makes no sense.
+/// A malformed report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MalformedReport {
-    /// It ends before what it counts.
+    /// It is shorter than its counts require.
     #[error("the target's reservation report is cut off")]
     Cut,
-    /// More than are read.
+    /// More registrants than are read.
     #[error("{0} hosts are registered; at most {REGISTRANTS_MAX} are read")]
     TooMany(usize),
 }
@@ -69,7 +69,7 @@ impl Report {
     /// Parses the extended structure.
     ///
     /// # Errors
-    /// When it does not have what it counts.
+    /// If it is shorter than its counts require.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, MalformedReport> {
         let header: &[u8; HEADER_BYTES] = bytes.first_chunk().ok_or(MalformedReport::Cut)?;
         let count = usize::from(u16::from_le_bytes([header[5], header[6]]));
@@ -86,7 +86,7 @@ impl Report {
         })
     }
 
-    /// The registrant that holds the reservation. All registrants do if its type says so; then the first.
+    /// The registrant that holds the reservation. For a type with which all registrants hold it, the first one.
     #[must_use]
     pub fn holder(&self) -> Option<&Registrant> {
         self.reservation?;

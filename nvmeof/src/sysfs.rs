@@ -1,7 +1,7 @@
-//! What is connected: `/sys/class/nvme-subsystem` and `/sys/class/nvme`.
+//! Reads what is connected: `/sys/class/nvme-subsystem` and `/sys/class/nvme`.
 //!
-//! Namespaces are found by the NQN of their subsystem and their own UUID or NGUID. Names such as `nvme0n1` change from
-//! boot to boot and are only good for opening what has just been found.
+//! Namespaces are identified by the NQN of their subsystem and their own UUID or NGUID. Names such as `nvme0n1` change between
+//! boots and serve only to open a device that has just been found.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -14,21 +14,21 @@ use crate::keyring::KeySerial;
 use crate::nqn::Nqn;
 use crate::options::FabricPath;
 
-/// Unit of `size` in sysfs, whatever a namespace's own block size is.
+/// Unit of `size` in sysfs, independent of a namespace's own block size.
 const SECTOR_BYTES: u64 = 512;
 
-/// A sysfs below some root.
+/// A sysfs below a given root.
 #[derive(Clone, Debug)]
 pub struct Sysfs {
     root: PathBuf,
 }
 
-/// All NVMe subsystems, as they were at one moment.
+/// All NVMe subsystems at one point in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// In order of the kernel's numbers.
     pub subsystems: Vec<FoundSubsystem>,
-    /// Whether paths to one namespace become one device (`nvme_core.multipath`); none where the kernel does not tell.
+    /// Whether paths to one namespace become one device (`nvme_core.multipath`); `None` if the kernel does not report it.
     pub multipath: Option<bool>,
 }
 
@@ -50,52 +50,52 @@ pub struct Controller {
     pub name: String,
     /// `tcp`, `rdma`, `pcie`, …
     pub transport: String,
-    /// Where to.
+    /// The address that it connects to.
     pub address: ControllerAddress,
-    /// How it is.
+    /// Its state.
     pub state: ControllerState,
-    /// Host NQN that it is connected with; none for drives.
+    /// Host NQN that it is connected with; `None` for drives.
     pub host_nqn: Option<String>,
-    /// Its way to each namespace; empty without native multipath.
+    /// Its path to each namespace; empty without native multipath.
     pub paths: Vec<NamespacePath>,
-    /// TLS; none where everything goes in the clear.
+    /// TLS; `None` if the connection is not encrypted.
     pub tls: Option<ControllerTls>,
 }
 
 /// TLS of a controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControllerTls {
-    /// The key of its last handshake; none where there was none yet.
+    /// The key of its last handshake; `None` before the first handshake.
     pub key: Option<KeySerial>,
 }
 
-/// Where a controller is, as the kernel's `address` says.
+/// The address of a controller, as in the kernel's `address`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControllerAddress {
-    /// Target's address.
+    /// The target's address.
     pub traddr: Option<String>,
-    /// Target's port.
+    /// The target's port.
     pub trsvcid: Option<String>,
-    /// Address that was asked for to go out from.
+    /// Source address that was requested.
     pub host_traddr: Option<String>,
-    /// Network device that was asked for to go out by.
+    /// Network device that was requested for outgoing connections.
     pub host_iface: Option<String>,
 }
 
-/// How a controller is (`state`).
+/// State of a controller (`state`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControllerState {
     /// Being set up.
     New,
-    /// Takes I/O.
+    /// Accepts I/O.
     Live,
     /// Being reset.
     Resetting,
-    /// Lost; the kernel tries to connect it again.
+    /// Connection lost; the kernel tries to reconnect.
     Connecting,
     /// Being removed.
     Deleting,
-    /// Given up.
+    /// Given up by the kernel.
     Dead,
     /// Any other.
     Other(String),
@@ -114,17 +114,17 @@ impl ControllerState {
         }
     }
 
-    /// Whether it is going away and will not come back.
+    /// Whether the controller is being removed or is dead.
     #[must_use]
     pub fn is_going(&self) -> bool {
         matches!(self, Self::Deleting | Self::Dead)
     }
 }
 
-/// A controller's way to one namespace.
+/// A controller's path to one namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamespacePath {
-    /// Which, within the subsystem.
+    /// The namespace, within the subsystem.
     pub nsid: u32,
     /// Its ANA state (NVMe Base 8.1).
     pub ana_state: AnaState,
@@ -133,15 +133,15 @@ pub struct NamespacePath {
 /// Asymmetric namespace access (NVMe Base 8.1.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnaState {
-    /// As good as it gets; also where a target has no ANA.
+    /// The best state; also used if a target does not support ANA.
     Optimized,
-    /// Works, more slowly.
+    /// Works, but more slowly.
     NonOptimized,
     /// Does not work now.
     Inaccessible,
     /// Will not work again.
     PersistentLoss,
-    /// Between two states.
+    /// In transition between two states.
     Change,
     /// Any other.
     Other(String),
@@ -172,7 +172,7 @@ impl AnaState {
         }
     }
 
-    /// Whether I/O can go there.
+    /// Whether the path accepts I/O.
     #[must_use]
     pub fn takes_io(&self) -> bool {
         matches!(self, Self::Optimized | Self::NonOptimized)
@@ -184,23 +184,23 @@ impl AnaState {
 pub struct Namespace {
     /// The kernel's name now, such as `nvme0n1`.
     pub name: String,
-    /// Device number, major and minor: the file that is opened must have it.
+    /// Device number, major and minor: the file that is opened must have the same.
     pub device: (u32, u32),
     /// Number within the subsystem.
     pub nsid: u32,
-    /// UUID; for a namespace that has none the kernel gives its NGUID here.
+    /// UUID; if the namespace has none, the kernel reports its NGUID here.
     pub uuid: Option<Uuid>,
-    /// NGUID; none where it is all zeros.
+    /// NGUID; `None` if it is all zeros.
     pub nguid: Option<[u8; 16]>,
     /// Size in bytes.
     pub size_bytes: u64,
-    /// Logical block size in bytes; 0 where the kernel does not tell.
+    /// Logical block size in bytes; 0 if the kernel does not report it.
     pub block_bytes: u32,
     /// Whether it refuses writes.
     pub read_only: bool,
 }
 
-/// How a configuration names a namespace.
+/// The identifier of a namespace in a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NamespaceId {
     /// By its UUID.
@@ -243,20 +243,20 @@ pub enum FindError {
     /// It has none such.
     #[error("{nqn} has no namespace with {wanted}; it has {}", if present.is_empty() { "none" } else { present.as_str() })]
     NoNamespace {
-        /// Where.
+        /// The subsystem.
         nqn: Nqn,
-        /// Which.
+        /// The identifier.
         wanted: NamespaceId,
-        /// What there is.
+        /// The namespaces that it has.
         present: String,
     },
-    /// It is the identifier of a namespace of another subsystem, and Linux ignores those that come later with it.
+    /// A namespace of another subsystem has this identifier, and Linux ignores later namespaces with the same identifier.
     #[error(
         "{wanted} is also that of {name} of the subsystem {other}, for which the kernel ignores ours: one of them is a copy that \
          must be given another identifier"
     )]
     Copied {
-        /// Which.
+        /// The identifier.
         wanted: NamespaceId,
         /// Its name now.
         name: String,
@@ -268,7 +268,7 @@ pub enum FindError {
         "{wanted} is that of several namespaces ({names}): one of them is a copy that must be given another identifier"
     )]
     Ambiguous {
-        /// Which.
+        /// The identifier.
         wanted: NamespaceId,
         /// Their names now.
         names: String,
@@ -276,7 +276,7 @@ pub enum FindError {
 }
 
 impl Namespace {
-    /// Whether this is it.
+    /// Whether it has this identifier.
     #[must_use]
     pub fn is(&self, id: &NamespaceId) -> bool {
         match id {
@@ -305,7 +305,7 @@ impl Found {
     /// The one namespace with this identifier.
     ///
     /// # Errors
-    /// When there is none, or when something else has the identifier, too, in whatever subsystem.
+    /// If there is none, or if another namespace in any subsystem has the same identifier.
     pub fn namespace(&self, nqn: &Nqn, id: &NamespaceId) -> Result<&Namespace, FindError> {
         let subsystem = self.subsystem(nqn).ok_or_else(|| FindError::NoSubsystem(nqn.clone()))?;
         let same: Vec<&Namespace> =
@@ -327,7 +327,7 @@ impl Found {
 }
 
 impl FoundSubsystem {
-    /// Whether at least one path takes I/O to this namespace now.
+    /// Whether at least one path to this namespace accepts I/O now.
     #[must_use]
     pub fn takes_io(&self, nsid: u32) -> bool {
         self.controllers.iter().any(|c| c.takes_io(nsid))
@@ -335,15 +335,15 @@ impl FoundSubsystem {
 }
 
 impl Controller {
-    /// Whether it takes I/O to this namespace now.
+    /// Whether it accepts I/O to this namespace now.
     #[must_use]
     pub fn takes_io(&self, nsid: u32) -> bool {
-        // Without native multipath there are no paths to tell of.
+        // Without native multipath, no paths are listed.
         self.state == ControllerState::Live
             && (self.paths.is_empty() || self.paths.iter().any(|p| p.nsid == nsid && p.ana_state.takes_io()))
     }
 
-    /// Whether it has TLS with this key, or none where none is wanted.
+    /// Whether it uses TLS with this key, or no TLS if `wanted` is `None`.
     #[must_use]
     pub fn has_tls(&self, wanted: Option<KeySerial>) -> bool {
         match (wanted, self.tls) {
@@ -353,7 +353,7 @@ impl Controller {
         }
     }
 
-    /// Whether this is the path.
+    /// Whether it connects this path.
     #[must_use]
     pub fn goes(&self, path: &FabricPath) -> bool {
         let same_address = |text: &Option<String>, wanted: Option<IpAddr>| match (text, wanted) {
@@ -371,18 +371,19 @@ impl Controller {
 }
 
 impl Sysfs {
-    /// The sysfs at this directory: `/sys`, or where a container sees that of its host.
+    /// The sysfs at this directory: `/sys`, or the path at which a container has the host's sysfs.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Where a controller's attributes are.
+    /// Directory of a controller's attributes.
     pub(crate) fn controller(&self, name: &str) -> PathBuf {
         self.root.join("class/nvme").join(name)
     }
 
-    /// Whether a namespace has a cache that goes with its target's power; none where the kernel does not tell.
+    /// Whether a namespace has a cache that loses its contents when the target loses power; `None` if the kernel does not
+    /// report it.
     #[must_use]
     pub fn has_volatile_cache(&self, namespace: &Namespace) -> Option<bool> {
         let (major, minor) = namespace.device;
@@ -394,7 +395,7 @@ impl Sysfs {
         }
     }
 
-    /// Reads it all. What vanishes meanwhile is as if it had not been there.
+    /// Reads all subsystems. Entries that vanish during the read are treated as absent.
     #[must_use]
     pub fn read(&self) -> Found {
         let multipath = text(&self.root.join("module/nvme_core/parameters/multipath"));
@@ -410,7 +411,7 @@ fn subsystem(at: &Path) -> Option<FoundSubsystem> {
     let nqn = text(&at.join("subsysnqn"))?;
     let links = entries(at, |name| numbers(name).is_some_and(|n| n.len() == 1));
     let controllers = links.iter().filter_map(|(name, at)| controller(name, at)).collect();
-    // With native multipath the devices are the subsystem's, without it the controllers'.
+    // With native multipath, the devices belong to the subsystem; without it, to the controllers.
     let folders = std::iter::once(at).chain(links.iter().map(|(_, at)| at.as_path()));
     let namespaces = folders
         .flat_map(|folder| entries(folder, |name| numbers(name).is_some_and(|n| n.len() == 2)))
@@ -419,7 +420,7 @@ fn subsystem(at: &Path) -> Option<FoundSubsystem> {
     Some(FoundSubsystem { nqn, controllers, namespaces })
 }
 
-/// The numbers of `nvme0`, `nvme0n1` or `nvme0c1n1`; none for any other name.
+/// The numbers in `nvme0`, `nvme0n1` or `nvme0c1n1`; `None` for any other name.
 fn numbers(name: &str) -> Option<Vec<u32>> {
     let rest = name.strip_prefix("nvme")?;
     let (front, namespace) = rest.split_once('n').map_or((rest, None), |(front, ns)| (front, Some(ns)));
@@ -434,7 +435,7 @@ fn controller(name: &str, at: &Path) -> Option<Controller> {
     let paths = paths.iter().filter_map(|(_, at)| {
         Some(NamespacePath {
             nsid: parsed(&at.join("nsid"))?,
-            // A target without ANA shows none, or optimized.
+            // A target without ANA reports no state, or `optimized`.
             ana_state: text(&at.join("ana_state")).map_or(AnaState::Optimized, |s| AnaState::from_text(&s)),
         })
     });
@@ -449,8 +450,8 @@ fn controller(name: &str, at: &Path) -> Option<Controller> {
     })
 }
 
-/// `tls_key` is there on controllers with TLS only, and empty until there was a handshake. Some kernels have
-/// `tls_configured_key`, too, which is there from the beginning.
+/// `tls_key` exists only on controllers with TLS, and is empty until the first handshake. Some kernels also have
+/// `tls_configured_key`, which is set from the beginning.
 fn tls(at: &Path) -> Option<ControllerTls> {
     let serial = |attribute: &str| {
         let number = u32::from_str_radix(&text(&at.join(attribute))?, 16).ok()?;

@@ -1,4 +1,4 @@
-//! TLS on NVMe/TCP: what is made of a configured pre-shared key for a host and a subsystem (NVMe/TCP 3.6.1).
+//! TLS on NVMe/TCP: derives keys for a host and a subsystem from a configured pre-shared key (NVMe/TCP 3.6.1).
 
 use std::fmt;
 
@@ -9,36 +9,36 @@ use crate::base64;
 use crate::nqn::Nqn;
 use crate::secret::{Hash, TlsPsk};
 
-/// Bytes of a label or a context of HKDF-Expand-Label at most (RFC 8446 7.1).
+/// Maximum length of a label or a context of HKDF-Expand-Label (RFC 8446 7.1).
 const CONTEXT_BYTES_MAX: usize = 255;
 
-/// TLS 1.3 on NVMe/TCP. The kernel has the handshake done by `tlshd`, which the node must run.
+/// TLS 1.3 on NVMe/TCP. The kernel delegates the handshake to `tlshd`, which must run on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
     /// The configured key.
     pub psk: TlsPsk,
-    /// How the key is named to the target.
+    /// Version of the key's identity.
     pub identity: IdentityVersion,
 }
 
-/// Version of a PSK identity (NVMe/TCP 3.6.1.3): both ends must make the same of it.
+/// Version of a PSK identity (NVMe/TCP 3.6.1.3): both ends must use the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IdentityVersion {
-    /// Host and subsystem only: what older targets know.
+    /// Host and subsystem only, as supported by older targets.
     Zero,
     /// Host, subsystem and a digest of the key, so that a new key has a new identity.
     #[default]
     One,
 }
 
-/// The names are too long for an identity of version 0.
+/// The names are too long together for an identity of version 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "host NQN and subsystem NQN are too long together for an identity of version 0: use version 1, or a shorter subsystem NQN"
 )]
 pub struct TooLong;
 
-/// What a handshake is done with: the TLS PSK and its identity.
+/// The TLS PSK and its identity, as used in a handshake.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct PairPsk {
     pub(crate) identity: String,
@@ -52,7 +52,7 @@ impl fmt::Debug for PairPsk {
 }
 
 impl Tls {
-    /// Makes the key of this host and this subsystem.
+    /// Derives the key for this host and this subsystem.
     pub(crate) fn pair(&self, host: &Nqn, subsystem: &Nqn) -> Result<PairPsk, TooLong> {
         self.of_names(host.as_str(), subsystem.as_str())
     }
@@ -83,7 +83,7 @@ impl Tls {
     }
 }
 
-/// Whether this is the identity of a key for these two, whichever the key.
+/// Whether this is the identity of any key for this host and this subsystem.
 pub(crate) fn is_of(identity: &str, host: &Nqn, subsystem: &Nqn) -> bool {
     let mut words = identity.split(' ');
     let mut is = |expected: &str| words.next() == Some(expected);
@@ -93,7 +93,7 @@ pub(crate) fn is_of(identity: &str, host: &Nqn, subsystem: &Nqn) -> bool {
 }
 
 impl Hash {
-    /// As identities have it.
+    /// As in identities.
     fn number(self) -> &'static str {
         match self {
             Self::Sha256 => "01",
@@ -101,7 +101,7 @@ impl Hash {
         }
     }
 
-    /// Of its output.
+    /// Length of its output.
     fn bytes(self) -> usize {
         match self {
             Self::Sha256 => 32,
@@ -124,7 +124,7 @@ impl Hash {
     }
 }
 
-/// NVMe/TCP 3.6.1.3: what tells keys of the same pair apart.
+/// NVMe/TCP 3.6.1.3: distinguishes keys of the same pair.
 fn digest(hash: Hash, retained: &[u8], host: &str, subsystem: &str) -> String {
     let key = hmac::Key::new(hash.hmac(), retained);
     let tag = hmac::sign(&key, format!("{host} {subsystem} NVMe-over-Fabrics").as_bytes());
@@ -132,7 +132,7 @@ fn digest(hash: Hash, retained: &[u8], host: &str, subsystem: &str) -> String {
     base64::encode(tag.as_ref()).to_string()
 }
 
-/// Length of what HKDF gives.
+/// Length of the output of HKDF.
 struct Length(usize);
 
 impl hkdf::KeyType for Length {
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use crate::secret::tests::psk;
 
-    /// The key of libnvme's own tests; the longer one goes on with its second half.
+    /// The key of libnvme's own tests; the longer key is this one followed by its second half.
     const KEY: [u8; 32] = [
         0x55, 0x12, 0xDB, 0xB6, 0x73, 0x7D, 0x01, 0x06, 0xF6, 0x59, 0x75, 0xB7, 0x73, 0xDF, 0xB0, 0x11, 0xFF,
         0xC3, 0x44, 0xBC, 0xF4, 0x42, 0xE2, 0xDD, 0x6D, 0x8B, 0xC4, 0x87, 0x0B, 0x5D, 0x5B, 0x03,
@@ -293,7 +293,7 @@ mod tests {
         let (host, subsystem) = (nqn("nqn.h"), nqn("nqn.s"));
         let is = |identity: &str| is_of(identity, &host, &subsystem);
         assert!(is("NVMe0R01 nqn.h nqn.s") && is("NVMe1R02 nqn.h nqn.s abc="));
-        // Keys that the kernel has made by itself, others' keys, and what only begins alike.
+        // Keys that the kernel has created, keys of others, and keys with the same prefix only.
         for other in [
             "",
             "NVMe1G01 nqn.h nqn.s abc=",

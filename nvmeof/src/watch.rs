@@ -1,4 +1,4 @@
-//! What has changed between two looks at sysfs.
+//! Changes between two reads of sysfs.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,19 @@ use crate::sysfs::{AnaState, ControllerState, Found, FoundSubsystem, NamespaceId
 /// One change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A controller that was not there before.
+    /// A controller is new.
     Appeared {
         /// The kernel's name.
         controller: String,
-        /// How it is.
+        /// Its state.
         state: ControllerState,
     },
-    /// A controller is no more: it was disconnected, or given up (`ctrl_loss_tmo`).
+    /// A controller is gone: it was disconnected, or removed by the kernel (`ctrl_loss_tmo`).
     Gone {
         /// The kernel's name.
         controller: String,
     },
-    /// A controller's state.
+    /// A controller's state has changed.
     State {
         /// The kernel's name.
         controller: String,
@@ -29,7 +29,7 @@ pub enum Change {
         /// Now.
         to: ControllerState,
     },
-    /// The ANA state of a controller's way to the namespace; none where it has no way.
+    /// The ANA state of a controller's path to the namespace; `None` if it has no path.
     Ana {
         /// The kernel's name.
         controller: String,
@@ -38,9 +38,9 @@ pub enum Change {
         /// Now.
         to: Option<AnaState>,
     },
-    /// The namespace is there, or no more.
+    /// The namespace has appeared or disappeared.
     Namespace {
-        /// Whether it is there.
+        /// Whether it exists.
         present: bool,
     },
     /// The namespace's size in bytes.
@@ -50,14 +50,14 @@ pub enum Change {
         /// Now.
         to: u64,
     },
-    /// The first path, or the last: whether I/O can go anywhere.
+    /// The first path was gained, or the last one lost: whether any path accepts I/O.
     Usable {
-        /// Whether it can.
+        /// Whether any does.
         usable: bool,
     },
 }
 
-/// What the watch looks at.
+/// The state that is compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Seen {
     controllers: BTreeMap<String, (ControllerState, Option<AnaState>)>,
@@ -76,13 +76,13 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// A watch that has seen nothing yet: the first [`Watch::poll`] tells all that is there.
+    /// A watch that has read nothing yet: the first [`Watch::poll`] reports everything that exists.
     #[must_use]
     pub fn new(sysfs: Sysfs, nqn: Nqn, namespace: NamespaceId) -> Self {
         Self { sysfs, nqn, namespace, seen: Seen::default() }
     }
 
-    /// Looks, and tells what has changed since the last look, controllers first.
+    /// Reads sysfs, and returns the changes since the last read, controllers first.
     pub fn poll(&mut self) -> Vec<Change> {
         let now = self.look(&self.sysfs.read());
         let changes = changes(&self.seen, &now);
@@ -90,13 +90,13 @@ impl Watch {
         changes
     }
 
-    /// Whether I/O could go to the namespace at the last look.
+    /// Whether any path to the namespace accepted I/O at the last poll.
     #[must_use]
     pub fn usable(&self) -> bool {
         self.seen.usable
     }
 
-    /// How many controllers took I/O to it at the last look, and how many there were.
+    /// How many controllers accepted I/O at the last poll, and how many there were.
     #[must_use]
     pub fn paths(&self) -> (usize, usize) {
         let takes_io = |(state, ana): &&(ControllerState, Option<AnaState>)| {
@@ -106,7 +106,7 @@ impl Watch {
         (up, self.seen.controllers.len())
     }
 
-    /// The ANA states of all ways to it at the last look, each once, as the kernel names them.
+    /// The ANA states of all paths at the last poll, without duplicates, as the kernel names them.
     #[must_use]
     pub fn ana_states(&self) -> Vec<String> {
         let states =

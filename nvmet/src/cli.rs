@@ -17,9 +17,9 @@ use crate::round::{self, Report, lock};
 use crate::source::{Surveyor, There};
 use crate::step::Kernel;
 
-/// Something broke, or is not as it should be.
+/// An operation failed, or the state deviates from the configuration.
 const FAILED: u8 = 1;
-/// The configuration makes no sense; 2 is clap's, for the command line.
+/// The configuration is invalid; clap uses 2 for the command line.
 const CONFIG: u8 = 3;
 
 /// The bundled NVMe-oF target of Forebay: offers drives, partitions and files of this machine, with the kernel's nvmet.
@@ -59,7 +59,7 @@ enum Command {
     },
 }
 
-/// Parses the command line and does what it says.
+/// Parses the command line and executes the command.
 pub(crate) fn main() -> ExitCode {
     let cli = Cli::parse();
     let text = match cli.command {
@@ -98,14 +98,14 @@ fn end(result: anyhow::Result<bool>) -> ExitCode {
 }
 
 fn fail(code: u8, error: &dyn std::fmt::Display) -> ExitCode {
-    // Nothing is left to say it to where standard error is closed.
+    // If standard error is closed, there is no way to report the error.
     let _ = writeln!(io::stderr(), "forebay-target: {error}");
     code.into()
 }
 
 fn print(text: &str) -> anyhow::Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
-        // The reader of a pipe has seen enough.
+        // The reader closed the pipe.
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
@@ -175,7 +175,7 @@ fn status(config: &Config) -> anyhow::Result<bool> {
     let looked = round::look(&root, config, &wanted, &mut Surveyor::default())?;
     let report = round::report(&looked, config, &wanted, Vec::new());
     let mut text = shown(&report);
-    // Every program that has just started reports the size again.
+    // Every process that has just started reports the size again.
     let mut pending =
         looked.plan.tasks.iter().filter(|task| !matches!(task.tells, Some(Tells::Size(_)))).peekable();
     let right = report.problems.is_empty() && pending.peek().is_none();

@@ -1,4 +1,4 @@
-//! The configuration file: TOML. What it says is checked here as far as that can be done without looking at the machine.
+//! The TOML configuration file. Checks it as far as possible without examining the machine.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::limits::{
     NAMESPACES_MAX, PATH_BYTES_MAX, PORTS_MAX, SUBSYSTEMS_MAX,
 };
 
-/// Where the program looks for it by default.
+/// Default path of the configuration file.
 pub(crate) const DEFAULT_PATH: &str = "/etc/forebay/target.toml";
 
 /// NVMe's port for I/O (IANA).
@@ -73,27 +73,27 @@ pub(crate) enum ConfigError {
     /// It cannot be read.
     #[error("{path}: {error}")]
     Read {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The error.
         error: io::Error,
     },
-    /// It cannot be understood, or contradicts itself.
+    /// It cannot be parsed, or is inconsistent.
     #[error("{path}: {what}")]
     Wrong {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// What.
+        /// The problem.
         what: String,
     },
 }
 
-/// What the file says.
+/// The parsed configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
     /// The owner of the subsystems and ports.
     pub(crate) name: String,
-    /// Of metrics and health.
+    /// Address for metrics and health.
     pub(crate) listen: Option<SocketAddr>,
     /// Log.
     pub(crate) log: Log,
@@ -109,7 +109,7 @@ pub(crate) struct Config {
 pub(crate) struct Log {
     /// Level or directives.
     pub(crate) level: String,
-    /// How.
+    /// Format.
     pub(crate) format: LogFormat,
 }
 
@@ -119,7 +119,7 @@ impl Default for Log {
     }
 }
 
-/// How lines of the log look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
@@ -127,7 +127,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// What carries NVMe.
+/// NVMe transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Transport {
@@ -136,7 +136,7 @@ pub(crate) enum Transport {
 }
 
 impl Transport {
-    /// As configfs has it.
+    /// Name in configfs.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -145,7 +145,7 @@ impl Transport {
     }
 }
 
-/// Where a port is.
+/// Address of a port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Address {
     Ip(IpAddr),
@@ -223,7 +223,7 @@ pub(crate) struct Namespace {
     pub(crate) volatile_cache: bool,
 }
 
-/// What a namespace lies on.
+/// Backing device or file of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// A drive or partition.
@@ -340,12 +340,12 @@ impl Config {
     /// Reads and checks the file.
     ///
     /// # Errors
-    /// When it cannot be read, understood or followed.
+    /// If it cannot be read or parsed, or is invalid.
     pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
         Self::parse(&text(path)?).map_err(|what| ConfigError::Wrong { path: path.into(), what })
     }
 
-    /// Checks what a file says.
+    /// Parses and checks the configuration.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let raw: Raw = toml::from_str(text).map_err(|error| error.to_string())?;
         let name = raw.target.name;
@@ -368,7 +368,7 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), String> {
-        // An empty file, as when it is being written, must not take everything away.
+        // An empty file, for example one that is being written, must not remove everything.
         if self.subsystems.is_empty() {
             return Err("it has no subsystem; to take all away use `forebay-target remove`".into());
         }
@@ -408,7 +408,7 @@ impl Config {
     }
 }
 
-/// What the file holds.
+/// Reads the file.
 pub(crate) fn text(path: &Path) -> Result<String, ConfigError> {
     let read = || -> io::Result<String> {
         let mut text = String::new();
@@ -450,7 +450,7 @@ fn subsystem(raw: RawSubsystem) -> Result<Subsystem, String> {
     })
 }
 
-/// A name that is also one of a directory of configfs.
+/// A name that is also valid as a directory name in configfs.
 fn name(text: &str) -> Result<Nqn, String> {
     let nqn: Nqn = text.parse().map_err(|error| format!("{error}"))?;
     match nqn.as_str().contains('/') {
@@ -488,7 +488,7 @@ fn namespace(raw: RawNamespace) -> Result<Namespace, String> {
             if bytes < FILE_BYTES_MIN || i64::try_from(bytes).is_err() {
                 return Err(format!("{at}: a size of {bytes} bytes cannot be had"));
             }
-            // What hosts see ends at a whole block.
+            // The size that hosts see must be a multiple of the block size.
             Source::File { path: path(file)?, bytes: bytes.next_multiple_of(4096) }
         }
         (None, Some(_), None) => return Err(format!("{at}: a file needs a size")),

@@ -1,5 +1,4 @@
-//! What is on a drive, partition or file that is to be offered: nothing, a pool of ours, or something that must not be
-//! touched. Only reads.
+//! Contents of a drive, partition or file to be offered: blank, a Forebay pool, or data that must not be touched. Only reads.
 
 use std::fs::File;
 use std::io;
@@ -7,26 +6,26 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{Advice, fadvise};
 
-/// Label of the file systems of pools; as the server gives it.
+/// Label of the file systems of pools, as set by the server.
 const POOL_LABEL: &[u8] = b"forebay";
-/// What is looked at of begin and end: file systems, partition tables and the labels of volume managers are there.
+/// Size of the checked areas at both ends: they hold the headers of file systems, partition tables and volume managers.
 const EDGE_BYTES: u64 = 4 << 20;
 const CHUNK_BYTES: u64 = 64 << 10;
-/// Begin of an XFS superblock (xfs_sb.h, `struct xfs_dsb`).
+/// Size of the read part of an XFS superblock (xfs_sb.h, `struct xfs_dsb`).
 const SUPERBLOCK_BYTES: usize = 512;
 
-/// What is there.
+/// The detected content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     /// Zeros in the first and last [`EDGE_BYTES`].
     Blank,
-    /// XFS with the label of our pools. The server that serves the pool checks its owner.
+    /// XFS with the label of our pools. The server of the pool checks its owner.
     Pool,
-    /// Something else; what, for people.
+    /// Other data, with a description for users.
     Other(String),
 }
 
-/// Where something begins with what.
+/// A byte sequence at an offset that identifies a format.
 struct Signature {
     at: u64,
     bytes: &'static [u8],
@@ -37,7 +36,7 @@ const fn signature(at: u64, bytes: &'static [u8], what: &'static str) -> Signatu
     Signature { at, bytes, what }
 }
 
-/// What is reported to people by name. Anything that is not zero is refused, known or not; the last ones are weak.
+/// Formats that are reported by name. Any nonzero data is refused, known or not; the last entries are weak evidence.
 const SIGNATURES: &[Signature] = &[
     signature(512, b"EFI PART", "a partition table (GPT)"),
     signature(4096, b"EFI PART", "a partition table (GPT)"),
@@ -59,9 +58,9 @@ const SIGNATURES: &[Signature] = &[
     signature(510, b"\x55\xaa", "a partition table (MBR) or boot sector"),
 ];
 
-/// Looks.
+/// Detects the content.
 pub(crate) fn look(file: &File, bytes: u64) -> io::Result<Content> {
-    // What this machine has in memory may be older than what hosts have written.
+    // Cached pages of this machine can be older than data that hosts have written.
     fadvise(file, 0, None, Advice::DontNeed)?;
     let mut block = [0; SUPERBLOCK_BYTES];
     if bytes >= SUPERBLOCK_BYTES as u64 {
@@ -97,7 +96,7 @@ pub(crate) fn look(file: &File, bytes: u64) -> io::Result<Content> {
     Ok(Content::Blank)
 }
 
-/// The place of the first byte that is not zero.
+/// The offset of the first nonzero byte.
 fn first_byte(file: &File, from: u64, length: u64) -> io::Result<Option<u64>> {
     let mut chunk = vec![0; CHUNK_BYTES as usize];
     let end = from + length;
@@ -145,7 +144,7 @@ mod tests {
 
     #[test]
     fn one_byte_at_either_end_is_not_blank() {
-        // md 0.90 and DRBD have their labels at the end.
+        // md 0.90 and DRBD store their metadata at the end.
         for at in [1, EDGE_BYTES - 1, BYTES - EDGE_BYTES, BYTES - 65536, BYTES - 1] {
             assert_eq!(other(content(&[(at, &[1])])), format!("data (from byte {at} on) that is no pool"));
         }

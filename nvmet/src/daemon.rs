@@ -1,4 +1,4 @@
-//! Keeps nvmet as the file says, until SIGTERM.
+//! Keeps nvmet in the configured state until SIGTERM.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,34 +19,34 @@ use crate::round::{Report, lock, round};
 use crate::source::Surveyor;
 use crate::step::Kernel;
 
-/// What watchers get.
+/// The state that is shared with the HTTP endpoints.
 #[derive(Debug, Default)]
 pub(crate) struct Watched {
     state: Mutex<State>,
 }
 
-/// As of the last round.
+/// State after the last round.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
-    /// None before the first round has ended.
+    /// `None` until the first round has ended.
     pub(crate) report: Option<Report>,
-    /// What keeps rounds from being made, or the file from being followed.
+    /// Failures that prevent rounds, or that prevent the file from being applied.
     pub(crate) troubles: Vec<String>,
-    /// When a round that has not ended began.
+    /// Start of the round in progress.
     pub(crate) under_way: Option<Instant>,
     pub(crate) rounds: u64,
     pub(crate) changes: u64,
 }
 
 impl State {
-    /// All that is not as it should be.
+    /// All deviations from the configuration.
     pub(crate) fn problems(&self) -> Vec<String> {
         let problems = self.report.iter().flat_map(|report| &report.problems);
         let shown = problems.map(|problem| format!("{}: {}", problem.subject, problem.why));
         self.troubles.iter().cloned().chain(shown).collect()
     }
 
-    /// Whether a round does not end: a drive or a port of the kernel's hangs.
+    /// Whether the current round hangs: a drive or a port of the kernel hangs.
     pub(crate) fn hangs(&self, now: Instant) -> bool {
         self.under_way.is_some_and(|since| now.duration_since(since) > ROUND_TIME_MAX)
     }
@@ -58,27 +58,27 @@ impl Watched {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // What is there is whole: it is changed by assignments.
+        // The state is consistent even after a panic: it changes only by assignments.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The file, and what was made of it last.
+/// The configuration file, and the state that was derived from it.
 struct Keeper {
     path: PathBuf,
     text: String,
     config: Config,
     surveyor: Surveyor,
-    /// Transports with modules that have been asked for.
+    /// Transports with modules that have already been requested.
     asked: BTreeSet<Transport>,
     watched: Arc<Watched>,
     said: Vec<String>,
 }
 
-/// Runs until SIGTERM or SIGINT. The target stays as it is.
+/// Runs until SIGTERM or SIGINT. The kernel's target stays as it is.
 ///
 /// # Errors
-/// When it cannot be started.
+/// If it cannot be started.
 pub(crate) fn run(path: &Path, config: Config, text: String) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     let watched = Arc::new(Watched::default());
@@ -102,7 +102,7 @@ pub(crate) fn run(path: &Path, config: Config, text: String) -> anyhow::Result<(
             tokio::spawn(async move { axum::serve(listener, router).await });
         }
         info!(version = env!("CARGO_PKG_VERSION"), config = %path.display(), "keeping the target as the file says");
-        // Not a task: a round that hangs in the kernel must not keep us from ending.
+        // A thread, not a task: a round that hangs in the kernel must not block shutdown.
         std::thread::Builder::new().name("rounds".into()).spawn(move || keeper.keep())?;
         tokio::select! {
             _ = terminate.recv() => {}
@@ -141,7 +141,8 @@ impl Keeper {
         }
     }
 
-    /// Follows the file when what it holds has changed. Kubernetes replaces it by another: its time and number say nothing.
+    /// Applies the file if its contents have changed. Kubernetes replaces the file: its modification time and inode number are
+    /// not reliable.
     fn read_again(&mut self) -> Result<(), String> {
         let text = config::text(&self.path).map_err(|error| error.to_string())?;
         if text == self.text {
@@ -170,7 +171,7 @@ impl Keeper {
         Ok(Some(report.with_context(|| format!("read {}", root.display()))?))
     }
 
-    /// To the log, what has changed.
+    /// Logs changes of the problems.
     fn say(&mut self) {
         let problems = self.watched.lock().problems();
         for problem in problems.iter().filter(|problem| !self.said.contains(problem)) {

@@ -18,8 +18,8 @@ use prometheus_client::registry::Registry;
 
 use crate::daemon::{State, Watched};
 
-/// The endpoints. /healthz answers 200, or 503 where a round hangs. /readyz answers 200 with "ready", or with "degraded" and
-/// what is wrong; 503 before the first round has ended.
+/// The endpoints. /healthz returns 200, or 503 if a round hangs. /readyz returns 200 with "ready", or with "degraded" and a
+/// list of problems; it returns 503 until the first round has ended.
 pub(crate) fn router(watched: Arc<Watched>) -> Router {
     Router::new()
         .route("/metrics", get(metrics))

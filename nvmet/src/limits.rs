@@ -1,14 +1,14 @@
-//! How much is read, made and tried at most.
+//! Upper limits for reads, objects and retries.
 
 use std::time::Duration;
 
-/// The configuration.
+/// Size of the configuration file.
 pub(crate) const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// Ports of one target.
 pub(crate) const PORTS_MAX: usize = 8;
 
-/// Port numbers that one target uses: room for all ports to be replaced at once.
+/// Port numbers that one target uses: enough to replace all ports at the same time.
 pub(crate) const PORT_SLOTS: u16 = 16;
 
 /// Subsystems of one target.
@@ -29,31 +29,31 @@ pub(crate) const PATH_BYTES_MAX: usize = 1024;
 /// Longest name of a target.
 pub(crate) const NAME_BYTES_MAX: usize = 253;
 
-/// Longest name of a network device (IFNAMSIZ without its zero).
+/// Longest name of a network device (IFNAMSIZ without the terminating zero).
 pub(crate) const INTERFACE_BYTES_MAX: usize = 15;
 
-/// Smallest file that is made.
+/// Smallest file that is created.
 pub(crate) const FILE_BYTES_MIN: u64 = 1 << 20;
 
 /// Entries of one directory of configfs that are read.
 pub(crate) const ENTRIES_MAX: usize = 4096;
 
-/// One attribute of configfs; the kernel gives a page at most.
+/// Size of one configfs attribute; the kernel returns at most a page.
 pub(crate) const ATTRIBUTE_BYTES_MAX: u64 = 4096;
 
-/// Looks and plans of one round: what one makes possible the next one does.
+/// Passes of one round: each pass can do what the previous one has made possible.
 pub(crate) const PASSES_MAX: usize = 6;
 
-/// Between two rounds.
+/// Interval between the starts of two rounds.
 pub(crate) const ROUND_EVERY: Duration = Duration::from_secs(2);
 
-/// How long a drive that was found unfit is not looked at again, unless the configuration changes.
+/// How long an unfit drive is not examined again, unless the configuration changes.
 pub(crate) const UNFIT_FOR: Duration = Duration::from_secs(10);
 
-/// A round that takes longer is reported as one that hangs.
+/// Rounds that take longer are reported as hung.
 pub(crate) const ROUND_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// How long `remove` and the commands that look wait for another program's round.
+/// How long `remove` and the read-only commands wait for another program's round.
 pub(crate) const LOCK_TIME_MAX: Duration = Duration::from_secs(60);
 
 const _: () = assert!(PORTS_MAX <= PORT_SLOTS as usize / 2);

@@ -1,4 +1,4 @@
-//! This machine: nvmet's root, its modules, addresses of interfaces.
+//! This machine: nvmet's root, kernel modules, addresses of interfaces.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,27 +13,27 @@ use crate::plan::Port;
 
 /// Where configfs is mounted.
 const CONFIGFS: &str = "/sys/kernel/config";
-/// The kernel's target in it.
+/// The kernel's target in configfs.
 pub(crate) const NVMET: &str = "/sys/kernel/config/nvmet";
 
-/// Why there is no target in the kernel.
+/// Why the kernel's target is not available.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoTarget {
-    /// No module.
+    /// The module configfs is missing.
     #[error("the kernel has no {CONFIGFS}: load module configfs ({0})")]
     NoConfigfs(String),
-    /// It cannot be mounted.
+    /// configfs cannot be mounted.
     #[error("mount configfs on {CONFIGFS}: {0}")]
     NotMounted(io::Error),
-    /// No module.
+    /// The module nvmet is missing.
     #[error("{NVMET} is not there: load modules nvmet and nvmet-tcp or nvmet-rdma ({0})")]
     NoNvmet(String),
 }
 
-/// Makes the kernel's target available; its root. Modules of transports are asked for once each.
+/// Makes the kernel's target available and returns its root. Requests each transport module only once.
 ///
 /// # Errors
-/// When that cannot be done from here.
+/// If it cannot be made available from here.
 pub(crate) fn prepare(config: &Config, asked: &mut BTreeSet<Transport>) -> Result<PathBuf, NoTarget> {
     let root = PathBuf::from(NVMET);
     if !root.is_dir() {
@@ -57,14 +57,14 @@ pub(crate) fn prepare(config: &Config, asked: &mut BTreeSet<Transport>) -> Resul
     for (transport, name) in [(Transport::Tcp, "nvmet_tcp"), (Transport::Rdma, "nvmet_rdma")] {
         let is_wanted = config.ports.iter().any(|port| port.transport == transport);
         if is_wanted && asked.insert(transport) && !Path::new("/sys/module").join(name).is_dir() {
-            // Where this fails the kernel asks for the module itself, when the first port is used.
+            // If this fails, the kernel requests the module when the first port is used.
             load(&[name]);
         }
     }
     Ok(root)
 }
 
-/// The root, if it is there.
+/// Returns the root if it exists.
 pub(crate) fn find() -> Option<PathBuf> {
     let root = PathBuf::from(NVMET);
     root.is_dir().then_some(root)
@@ -74,7 +74,7 @@ fn is_mounted() -> bool {
     is_mounted_in(&std::fs::read_to_string("/proc/self/mounts").unwrap_or_default())
 }
 
-/// In a container the node's folder is mounted there, be configfs in it or not.
+/// In a container, the node's directory is mounted at this path, whether or not it contains configfs.
 fn is_mounted_in(mounts: &str) -> bool {
     mounts.lines().any(|line| {
         let mut fields = line.split(' ').skip(1);
@@ -82,7 +82,7 @@ fn is_mounted_in(mounts: &str) -> bool {
     })
 }
 
-/// Asks modprobe; what it says.
+/// Runs modprobe and returns its message.
 fn load(names: &[&str]) -> String {
     match Command::new("modprobe").arg("-a").args(names).output() {
         Ok(output) if output.status.success() => "modprobe found nothing to do".into(),
@@ -91,7 +91,7 @@ fn load(names: &[&str]) -> String {
     }
 }
 
-/// Ports with the addresses that they have now.
+/// The ports with their current addresses.
 pub(crate) fn ports(config: &Config) -> Vec<Port> {
     let port =
         |config: &crate::config::Port| Port { config: config.clone(), address: address(&config.address) };
@@ -108,7 +108,7 @@ fn address(wanted: &Address) -> Result<IpAddr, String> {
         .ok_or_else(|| format!("interface {name} is not there, or has no address"))
 }
 
-/// The first one that other machines can use: IPv4 before IPv6, since link-local ones of IPv6 are always there.
+/// The first address that other machines can use: IPv4 before IPv6, because IPv6 link-local addresses always exist.
 fn first(found: impl Iterator<Item = IpAddr>) -> Option<IpAddr> {
     let usable = found.filter(|ip| match ip {
         IpAddr::V4(ip) => !ip.is_link_local(),

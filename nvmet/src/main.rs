@@ -1,9 +1,8 @@
-//! `forebay-target`: the bundled NVMe-oF target. It makes the kernel's nvmet offer drives, partitions and files as a
-//! configuration says, keeps it so, and takes away what it made (docs/guides/target.md).
+//! `forebay-target`: the bundled NVMe-oF target. It configures the kernel's nvmet to offer drives, partitions and files
+//! according to a configuration file, maintains this state, and removes what it has created (docs/guides/target.md).
 //!
-//! `config` is what is wanted, [`observed`] what the kernel has, [`source`] what the drives are like, [`plan`] the pure
-//! comparison of these, [`step`] what changes something, and [`round`] all of it once. [`owner`] says what belongs to which
-//! target.
+//! `config` is the required state, [`observed`] the kernel's state, [`source`] the state of the drives, [`plan`] the pure
+//! comparison of these, [`step`] the changes, and [`round`] one full pass. [`owner`] determines which target owns an object.
 
 mod cli;
 mod config;

@@ -1,4 +1,4 @@
-//! What nvmet has in configfs now, read below a root.
+//! The current state of nvmet in configfs, read below a root.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -9,13 +9,13 @@ use uuid::Uuid;
 
 use crate::limits::{ATTRIBUTE_BYTES_MAX, ENTRIES_MAX};
 
-/// All of it.
+/// The whole state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
     pub(crate) ports: BTreeMap<u16, Port>,
-    /// By NQN.
+    /// Keyed by NQN.
     pub(crate) subsystems: BTreeMap<String, Subsystem>,
-    /// By NQN.
+    /// Keyed by NQN.
     pub(crate) hosts: BTreeMap<String, Host>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Port {
     pub(crate) family: String,
     pub(crate) address: String,
     pub(crate) service: String,
-    /// NQNs of the subsystems that it carries, by the names of their links.
+    /// NQNs of the subsystems that it carries, keyed by the names of their links.
     pub(crate) subsystems: BTreeMap<String, String>,
     /// Names of referrals.
     pub(crate) referrals: BTreeSet<String>,
@@ -38,7 +38,7 @@ pub(crate) struct Subsystem {
     pub(crate) model: String,
     pub(crate) serial: String,
     pub(crate) any_host: bool,
-    /// Host NQNs, by the names of their links.
+    /// Host NQNs, keyed by the names of their links.
     pub(crate) hosts: BTreeMap<String, String>,
     pub(crate) namespaces: BTreeMap<u32, Namespace>,
     /// Whether it passes another controller's commands through.
@@ -51,22 +51,22 @@ pub(crate) struct Namespace {
     pub(crate) device: Option<PathBuf>,
     pub(crate) uuid: Option<Uuid>,
     pub(crate) enabled: bool,
-    /// None where the kernel has none.
+    /// `None` if the kernel does not support reservations.
     pub(crate) reservations: Option<bool>,
 }
 
 /// A host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Host {
-    /// Whether it must prove to have a key.
+    /// Whether it must authenticate with a key.
     pub(crate) has_key: bool,
 }
 
 impl Observed {
-    /// Reads it. What goes while it is read is as if it were not there.
+    /// Reads the state. Objects that vanish during the read are treated as absent.
     ///
     /// # Errors
-    /// When the root itself cannot be read.
+    /// If the root itself cannot be read.
     pub(crate) fn read(root: &Path) -> io::Result<Self> {
         fs::read_dir(root)?;
         let ports = entries(&root.join("ports"))?;
@@ -135,7 +135,7 @@ fn subsystem(at: &Path) -> io::Result<Subsystem> {
 fn namespace(at: &Path) -> Namespace {
     let attribute = |name: &str| text(&at.join(name));
     Namespace {
-        // What is not set is shown as the kernel prints a null pointer.
+        // The kernel prints a null pointer for an unset path.
         device: attribute("device_path").filter(|path| path.starts_with('/')).map(PathBuf::from),
         uuid: attribute("device_uuid").and_then(|text| text.parse().ok()),
         enabled: attribute("enable").is_some_and(|text| text == "1"),
@@ -143,7 +143,7 @@ fn namespace(at: &Path) -> Namespace {
     }
 }
 
-/// Names that links point at, by the links' names.
+/// Names of the targets of links, keyed by the links' names.
 fn links(at: &Path) -> io::Result<BTreeMap<String, String>> {
     let found = entries(at)?;
     Ok(found
@@ -162,7 +162,7 @@ fn entries(at: &Path) -> io::Result<Vec<(String, PathBuf)>> {
         Err(error) => return Err(error),
     };
     let entry = |entry: fs::DirEntry| {
-        // Attributes are plain files; what is made is a directory or a link.
+        // Attributes are plain files; created objects are directories or links.
         let kind = entry.file_type().ok()?;
         let name = entry.file_name().into_string().ok()?;
         (kind.is_dir() || kind.is_symlink()).then(|| (name, entry.path()))

@@ -1,31 +1,31 @@
-//! How what a target has made is known again, without a state of its own: by marks in configfs, which last exactly as long
-//! as what they mark.
+//! Identifies what a target has created without separate state: by marks in configfs, which exist exactly as long as the
+//! objects that they mark.
 //!
-//! * A subsystem's model, which cannot be changed once a host has asked for it, names the target.
-//! * A port has a referral of the target's name, which is never enabled, so no host learns of it; and a number out of few
-//!   that are the target's.
+//! * A subsystem's model names the target. It cannot be changed once a host has read it.
+//! * A port has a referral with the target's name, which is never enabled, so no host discovers it, and a number from a small
+//!   range that belongs to the target.
 //!
-//! Between making one and marking it, or between taking the mark away and the thing itself, a crash leaves something
-//! without a mark. It is empty then, and known by its number, or by its name.
+//! A crash between creating and marking an object, or between removing the mark and the object, leaves an unmarked object. It
+//! is then empty, and is identified by its number or its name.
 
 use uuid::Uuid;
 
 use crate::limits::PORT_SLOTS;
 use crate::observed::{Observed, Port, Subsystem};
 
-/// Name space of what is derived from names.
+/// UUID namespace for values that are derived from names.
 const TARGETS: Uuid = Uuid::from_u128(0x6f3a_0d5e_2f8b_4c57_9d0a_71c4_5b7e_12f9);
-/// Begins models and referrals.
+/// Prefix of models and referrals.
 const MARK: &str = "forebay-target";
-/// Begins names of subsystems that only Forebay gives.
+/// Prefix of subsystem names that only Forebay assigns.
 const NAMES: &str = "nqn.2026-01.io.forebay:";
-/// The first port number that is given, and how many targets share those that follow.
+/// The first port number that is assigned, and the number of blocks of port numbers for targets.
 const PORTS_FROM: u16 = 0x4000;
 const PORT_BLOCKS: u16 = 512;
 
 const _: () = assert!(PORTS_FROM as u32 + PORT_BLOCKS as u32 * PORT_SLOTS as u32 <= u16::MAX as u32);
 
-/// A target, as what it has made names it.
+/// A target, as identified by the marks on its objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     digits: String,
@@ -33,7 +33,7 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// The one of this name.
+    /// The target with this name.
     pub(crate) fn of(name: &str) -> Self {
         let id = Uuid::new_v5(&TARGETS, name.as_bytes());
         let [high, low, ..] = *id.as_bytes();
@@ -51,7 +51,7 @@ impl Owner {
         format!("{MARK}-{}", self.digits)
     }
 
-    /// Numbers of its ports.
+    /// The port numbers that belong to it.
     pub(crate) fn ports(&self) -> impl Iterator<Item = u16> + use<> {
         self.first_port..self.first_port + PORT_SLOTS
     }
@@ -66,7 +66,7 @@ impl Owner {
     }
 }
 
-/// Whether no host loses anything with the subsystem: it is new, or on its way out.
+/// Whether no host loses anything if the subsystem is removed: it is new, or is being removed.
 pub(crate) fn is_empty(nqn: &str, subsystem: &Subsystem, observed: &Observed) -> bool {
     subsystem.namespaces.is_empty()
         && subsystem.hosts.is_empty()
@@ -76,7 +76,7 @@ pub(crate) fn is_empty(nqn: &str, subsystem: &Subsystem, observed: &Observed) ->
         && observed.carriers(nqn).next().is_none()
 }
 
-/// Whether only a target of Forebay's gives such a name.
+/// Whether only a Forebay target assigns such a name.
 pub(crate) fn is_our_name(nqn: &str) -> bool {
     nqn.starts_with(NAMES)
 }

@@ -1,7 +1,8 @@
-//! What has to be done so that nvmet offers what is wanted: a pure comparison.
+//! Computes the changes from nvmet's current state to the required one: a pure comparison.
 //!
-//! What is not this target's is never changed. What is, is changed so that hosts which are to stay notice nothing: hosts
-//! and namespaces come and go by themselves, and a subsystem or a port goes only when the configuration no longer has it.
+//! Objects that this target does not own are never changed. Its own objects are changed so that remaining hosts notice nothing:
+//! hosts and namespaces are added and removed individually, and a subsystem or a port is removed only if the configuration no
+//! longer has it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,32 +14,32 @@ use crate::owner::{self, Owner};
 use crate::source::{Cache, Ground, Held, Key, There};
 use crate::step::Step;
 
-/// What is wanted.
+/// The required state.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) owner: Owner,
     pub(crate) ports: Vec<Port>,
     pub(crate) subsystems: Vec<config::Subsystem>,
-    /// Names in the configuration: what is empty and has one of them is ours to remove.
+    /// Names in the configuration: empty objects with one of these names are ours to remove.
     pub(crate) known: BTreeSet<String>,
 }
 
-/// A port, with the address that it has now.
+/// A port with its current address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Port {
     pub(crate) config: config::Port,
-    /// None where the interface has none; and why.
+    /// The address, or why the interface has none.
     pub(crate) address: Result<IpAddr, String>,
 }
 
 impl Wanted {
-    /// What the configuration wants.
+    /// The state that the configuration requires.
     pub(crate) fn of(config: &Config, ports: Vec<Port>) -> Self {
         let owner = Owner::of(&config.name);
         Self { owner, ports, subsystems: config.subsystems.clone(), known: names(config) }
     }
 
-    /// Nothing, of what the configuration has wanted.
+    /// An empty state, to remove what the configuration has required.
     pub(crate) fn nothing(config: &Config) -> Self {
         let owner = Owner::of(&config.name);
         Self { owner, ports: Vec::new(), subsystems: Vec::new(), known: names(config) }
@@ -52,14 +53,14 @@ fn names(config: &Config) -> BTreeSet<String> {
     names.collect()
 }
 
-/// What a problem or a task is about.
+/// The subject of a problem or a task.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Subject {
     Subsystem(String),
     Namespace(Key),
-    /// As the configuration has it.
+    /// A port, as written in the configuration.
     Port(String),
-    /// One in the kernel that is to go.
+    /// A port in the kernel that must be removed.
     PortNumber(u16),
     Host(String),
 }
@@ -76,36 +77,36 @@ impl std::fmt::Display for Subject {
     }
 }
 
-/// Why something is not as it is wanted.
+/// Why something is not in the required state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
     pub(crate) subject: Subject,
     pub(crate) why: String,
 }
 
-/// Steps that make sense in this order only. The first that fails ends the task, not the plan.
+/// Steps that must run in this order. The first failure ends the task, not the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Task {
     pub(crate) subject: Subject,
-    /// What it needs to have gone well.
+    /// Subject on which it depends.
     pub(crate) needs: Option<Subject>,
     /// For the log.
     pub(crate) what: &'static str,
     pub(crate) steps: Vec<Step>,
-    /// What has been reported to hosts when it is done.
+    /// What has been reported to hosts when it completes.
     pub(crate) tells: Option<Tells>,
 }
 
-/// What is reported to hosts about a namespace: its size, in bytes.
+/// The namespace size in bytes that is reported to hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tells {
-    /// Of what is offered again: what lies under it now.
+    /// The namespace is offered again, with its current backing device or file.
     Offered(u64),
-    /// Of what was offered before.
+    /// The namespace was already offered.
     Size(u64),
 }
 
-/// What to do, and what cannot be done.
+/// The changes to make, and the problems that prevent changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) tasks: Vec<Task>,
@@ -122,7 +123,7 @@ impl Plan {
     }
 }
 
-/// Compares.
+/// Compares the states.
 pub(crate) fn plan(wanted: &Wanted, observed: &Observed, grounds: &BTreeMap<Key, Ground>) -> Plan {
     let mut plan = Plan::default();
     remove_subsystems(wanted, observed, &mut plan);
@@ -140,7 +141,7 @@ pub(crate) fn plan(wanted: &Wanted, observed: &Observed, grounds: &BTreeMap<Key,
     plan
 }
 
-/// Those that are ours and not wanted.
+/// Removes our subsystems that are not required.
 fn remove_subsystems(wanted: &Wanted, observed: &Observed, plan: &mut Plan) {
     for (nqn, found) in &observed.subsystems {
         if wanted.subsystems.iter().any(|subsystem| subsystem.nqn.as_str() == nqn) {
@@ -185,7 +186,7 @@ fn remove_namespace(nqn: &str, id: u32, namespace: &observed::Namespace) -> Vec<
     disable.into_iter().chain([Step::Remove(at)]).collect()
 }
 
-/// Hosts that no subsystem allows once one subsystem has forgotten them.
+/// Hosts that no subsystem allows after one subsystem has removed them.
 fn forsaken_hosts<'a>(
     hosts: impl Iterator<Item = &'a String>,
     wanted: &Wanted,
@@ -200,11 +201,11 @@ fn forsaken_hosts<'a>(
 fn is_ours_to_forget(host: &str, wanted: &Wanted, observed: &Observed) -> bool {
     let has_key = observed.hosts.get(host).is_some_and(|host| host.has_key);
     let is_wanted = wanted.subsystems.iter().any(|s| s.hosts.iter().any(|name| name.as_str() == host));
-    // This target sets no keys: a key is from elsewhere.
+    // This target sets no keys: a key was set by another program.
     !has_key && !is_wanted
 }
 
-/// Hosts of the configuration that no subsystem allows: a crash has left them.
+/// Removes configured hosts that no subsystem allows: they are left over from a crash.
 fn remove_hosts(wanted: &Wanted, observed: &Observed, plan: &mut Plan) {
     for host in observed.hosts.keys() {
         if wanted.known.contains(host)
@@ -217,7 +218,7 @@ fn remove_hosts(wanted: &Wanted, observed: &Observed, plan: &mut Plan) {
     }
 }
 
-/// The kernel's number of each wanted port that can be had; ours that are not wanted go.
+/// Assigns a kernel number to each required port that is available, and removes our ports that are not required.
 fn match_ports<'a>(wanted: &'a Wanted, observed: &Observed, plan: &mut Plan) -> Vec<(&'a Port, u16)> {
     let owner = &wanted.owner;
     let mut matched = Vec::new();
@@ -252,7 +253,7 @@ fn match_ports<'a>(wanted: &'a Wanted, observed: &Observed, plan: &mut Plan) -> 
     }
     for (id, found) in &observed.ports {
         let is_wanted = matched.iter().any(|(_, matched)| matched == id);
-        // One of those may belong to an interface that has no address at the moment.
+        // One of our ports may belong to an interface that has no address at the moment.
         let may_be_wanted = unknown && is_marked(owner, *id, found);
         if owner.owns_port(*id, found) && !is_wanted && !may_be_wanted {
             remove_port(*id, found, wanted, observed, plan);
@@ -289,7 +290,7 @@ fn remove_port(id: u16, port: &observed::Port, wanted: &Wanted, observed: &Obser
     plan.task(subject, "removed", steps);
 }
 
-/// Whether the subsystem is ours, or is being made.
+/// Whether the subsystem is ours, or is being created.
 fn make_subsystem(
     wanted: &Wanted,
     subsystem: &config::Subsystem,
@@ -311,7 +312,7 @@ fn make_subsystem(
             steps.push(set("attr_serial", serial));
         }
         Some(found) if wanted.owner.owns_subsystem(found) => {
-            // Hosts that have asked for it would not learn of another one.
+            // Hosts that have already read it would not notice a new one.
             if found.serial != serial && observed.carriers(nqn).next().is_none() {
                 steps.push(set("attr_serial", serial));
             }
@@ -399,7 +400,7 @@ fn make_namespace(
     let at = format!("subsystems/{}/namespaces/{}", key.0, key.1);
     let set = |name: &str, value: String| Step::Set(format!("{at}/{name}"), value);
     let enabled = found.filter(|found| found.enabled);
-    // A file that is to have more space gets it first.
+    // A file that must grow is grown first.
     let file_bytes = match (&wanted.source, &ground.there) {
         (Source::File { bytes, .. }, There::Offered { bytes: now } | There::Fit { bytes: now, .. })
             if now < bytes =>
@@ -413,7 +414,7 @@ fn make_namespace(
         .into_iter()
         .collect();
     match (forgets(wanted, ground), &ground.there) {
-        // Hosts that have it are not cut for it.
+        // Hosts that use it are not disconnected for this.
         (Some(why), _) if enabled.is_some() => plan.problem(subject.clone(), why),
         (Some(why), _) => return plan.problem(subject, why),
         (None, There::Offered { .. } | There::Fit { .. })
@@ -466,7 +467,7 @@ fn make_namespace(
                 );
                 return plan.problem(subject, why);
             }
-            // The drive was away, and the kernel still has what is left of it.
+            // The drive was removed and reattached; the kernel still uses the stale device.
             steps.push(set("enable", "0".into()));
             steps.push(set("device_path", path.display().to_string()));
             steps.push(set("enable", "1".into()));
@@ -488,7 +489,7 @@ fn make_namespace(
             }
             steps.push(set("device_path", path.display().to_string()));
             steps.push(set("device_uuid", wanted.uuid.to_string()));
-            // Before it is enabled; Linux 6.13.
+            // Must be set before the namespace is enabled; Linux 6.13.
             steps.push(set("resv_enable", "1".into()));
             steps.push(set("enable", "1".into()));
             ("offered", Some(Tells::Offered(file_bytes.unwrap_or(*bytes))))
@@ -498,7 +499,7 @@ fn make_namespace(
     plan.tasks.push(Task { subject, needs, what, steps, tells });
 }
 
-/// Why what hosts have flushed could be lost with the power, where that is not accepted.
+/// Why flushed data could be lost on a power loss, if the configuration does not accept this.
 pub(crate) fn forgets(wanted: &config::Namespace, ground: &Ground) -> Option<String> {
     match (&ground.cache, &ground.there) {
         (Cache::Volatile(why), There::Offered { .. } | There::Fit { .. }) if !wanted.volatile_cache => {
@@ -533,7 +534,7 @@ fn make_port(port: &Port, id: u16, offered: &[&str], wanted: &Wanted, observed: 
         if found.is_some_and(carries) {
             continue;
         }
-        // The first link of a port has the kernel listen.
+        // The first link of a port makes the kernel listen.
         let steps =
             vec![Step::Link { to: format!("subsystems/{nqn}"), at: format!("{at}/subsystems/{nqn}") }];
         plan.task(subject.clone(), "carries a subsystem more", steps);

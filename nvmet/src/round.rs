@@ -1,4 +1,4 @@
-//! One round: looks, plans and does, until nothing is left that can be done.
+//! One round: reads the state, plans and executes, until nothing more can be done.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -22,13 +22,13 @@ mod fake;
 #[cfg(test)]
 mod tests;
 
-/// How things are after a round.
+/// The state after a round.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) problems: Vec<Problem>,
     pub(crate) ports: Vec<PortState>,
     pub(crate) namespaces: Vec<NamespaceState>,
-    /// Tasks that were done.
+    /// Number of tasks that were executed.
     pub(crate) done: usize,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Report {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PortState {
     pub(crate) shown: String,
-    /// Whether it carries all subsystems that can be carried.
+    /// Whether it carries all subsystems that it can carry.
     pub(crate) up: bool,
 }
 
@@ -46,13 +46,13 @@ pub(crate) struct NamespaceState {
     pub(crate) nqn: String,
     pub(crate) id: u32,
     pub(crate) device: String,
-    /// Whether it is offered, and what it lies on is there.
+    /// Whether it is offered, and its backing device or file exists.
     pub(crate) up: bool,
-    /// 0 where it is not known.
+    /// 0 if unknown.
     pub(crate) bytes: u64,
 }
 
-/// What is where, and what is to be done about it.
+/// The observed state and the planned changes.
 #[derive(Debug)]
 pub(crate) struct Look {
     pub(crate) observed: Observed,
@@ -60,7 +60,7 @@ pub(crate) struct Look {
     pub(crate) plan: Plan,
 }
 
-/// Looks and plans, and changes nothing.
+/// Reads the state and plans, without changing anything.
 pub(crate) fn look(
     root: &Path,
     config: &Config,
@@ -76,10 +76,10 @@ pub(crate) fn look(
     Ok(Look { observed, grounds, plan })
 }
 
-/// Makes it so, as far as that can be.
+/// Applies the configuration as far as possible.
 ///
 /// # Errors
-/// When nvmet cannot be read.
+/// If nvmet cannot be read.
 pub(crate) fn round(
     root: &Path,
     config: &Config,
@@ -93,7 +93,7 @@ pub(crate) fn round(
         let looked = look(root, config, wanted, surveyor)?;
         let before = done;
         failed = work(&looked.plan.tasks, surveyor, hands, &mut done);
-        // Those that fail would fail again.
+        // Tasks that failed would fail again.
         if done == before {
             let mut report = report(&looked, config, wanted, failed);
             report.done = done;
@@ -137,7 +137,7 @@ fn work(tasks: &[Task], surveyor: &mut Surveyor, hands: &mut dyn Hands, done: &m
     failed
 }
 
-/// What an error of the kernel means at this step.
+/// Explains a kernel error at this step.
 fn explain(step: &Step, error: &io::Error) -> String {
     let errno = Errno::from_io_error(error);
     let reason = match (step, errno) {
@@ -224,11 +224,11 @@ pub(crate) fn report(looked: &Look, config: &Config, wanted: &Wanted, failed: Ve
     }
 }
 
-/// Keeps other targets from looking and changing at once, until it is dropped. All that are on this machine, in containers
-/// or not, meet at nvmet's root.
+/// Excludes other targets from reading and changing nvmet at the same time, until it is dropped. All targets on this machine,
+/// in containers or not, lock nvmet's root.
 ///
 /// # Errors
-/// When another one has it for too long.
+/// If another target holds the lock for too long.
 pub(crate) fn lock(root: &Path) -> io::Result<File> {
     let file = File::open(root)?;
     let until = Instant::now() + LOCK_TIME_MAX;

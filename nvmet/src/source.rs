@@ -1,4 +1,5 @@
-//! What the namespaces of the configuration would lie on: found, looked at, and claimed while it is being offered.
+//! The backing devices and files of the configured namespaces: finds and examines them, and claims them while they are being
+//! offered.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -19,65 +20,65 @@ use crate::plan::Tells;
 /// A namespace: subsystem and identifier.
 pub(crate) type Key = (String, u32);
 
-/// What a namespace would lie on, and what it lies on.
+/// The configured and the current backing device or file of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Ground {
     pub(crate) there: There,
-    /// What the kernel's namespace lies on, where it is another thing.
+    /// The backing device or file of the kernel's namespace, if it is a different one.
     pub(crate) held: Held,
-    /// What becomes of writes when the power goes.
+    /// Durability of writes on a power loss.
     pub(crate) cache: Cache,
     /// Size that was last reported to hosts.
     pub(crate) reported_bytes: Option<u64>,
 }
 
-/// What is where the configuration says.
+/// What exists at the configured path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum There {
-    /// A file that is to be made.
+    /// A file that must be created.
     ToMake,
-    /// What the namespace offers now.
+    /// The backing device or file that the namespace offers now.
     Offered { bytes: u64 },
-    /// It may be offered: blank, or a pool of ours, and not in use.
+    /// Can be offered: blank, or a Forebay pool, and not in use.
     Fit { path: PathBuf, bytes: u64 },
-    /// It must not be, and why.
+    /// Must not be offered, with the reason.
     Unfit(String),
 }
 
-/// What becomes of writes that were acknowledged to hosts, and were not flushed, when this machine loses its power.
+/// Durability of writes that were acknowledged to hosts but not flushed, when this machine loses power.
 ///
-/// To hosts it does not matter: they flush. But a flush that is under way when the power goes is sent again by the host's
-/// kernel when the target is back, and succeeds, whatever was lost before it. So there must be nothing to lose.
+/// Hosts flush, so lost writes alone do no harm. But a flush in progress at a power loss is resent by the host's kernel when
+/// the target is back, and succeeds even if earlier writes were lost. So no acknowledged write may be lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cache {
-    /// They stay.
+    /// The writes are durable.
     Durable,
-    /// They would, had the file the attribute for it.
+    /// The writes would be durable if the file had the attribute.
     CanBeDurable,
-    /// They are lost; and why.
+    /// The writes are lost, with the reason.
     Volatile(String),
 }
 
-/// What an enabled namespace lies on, if not on what it should.
+/// The backing device or file of an enabled namespace, if it is not the configured one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
     Nothing,
-    /// It is no longer there.
+    /// It no longer exists.
     Gone(PathBuf),
-    /// Another one.
+    /// A different one.
     Other(PathBuf),
 }
 
-/// The same drive or file, whatever its names.
+/// Identifies a drive or file independently of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Identity {
     /// Device number.
     Device(u64),
-    /// Device number of the file system, and number of the file.
+    /// Device number of the file system, and inode number.
     File(u64, u64),
 }
 
-/// What was found, and the claims that keep others from drives while they are being offered.
+/// The results of a survey, and the claims that exclude other users from drives while they are being offered.
 #[derive(Debug, Default)]
 pub(crate) struct Grounds {
     pub(crate) by_key: BTreeMap<Key, Ground>,
@@ -85,40 +86,40 @@ pub(crate) struct Grounds {
     claims: Vec<File>,
 }
 
-/// A drive that goes and comes back is another one to the kernel, also under the same name.
+/// A drive that is removed and reattached is a new drive for the kernel, even under the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Appearance {
     identity: Identity,
-    /// Number of the disk among all that have ever come since the machine was booted.
+    /// Sequence number of the disk, among all disks that have appeared since boot.
     sequence: Option<u64>,
 }
 
-/// Looks again and again, and remembers what is expensive to find out, or cannot be asked of the kernel.
+/// Repeats surveys, and caches results that are expensive or cannot be read from the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Surveyor {
-    /// What enabled namespaces lay on when they were first seen.
+    /// The backing devices and files of enabled namespaces when they were first observed.
     appearances: BTreeMap<Key, Appearance>,
     reported_bytes: BTreeMap<Key, u64>,
     unfit: BTreeMap<PathBuf, (Instant, String)>,
 }
 
 impl Surveyor {
-    /// Forgets what it has found unfit.
+    /// Discards the results for unfit drives.
     pub(crate) fn look_again(&mut self) {
         self.unfit.clear();
     }
 
-    /// Takes note of what has been reported to hosts.
+    /// Records what has been reported to hosts.
     pub(crate) fn reported(&mut self, key: &Key, tells: Tells) {
         let (Tells::Offered(bytes) | Tells::Size(bytes)) = tells;
         self.reported_bytes.insert(key.clone(), bytes);
         if let Tells::Offered(_) = tells {
-            // A drive that came back is what is there from now on.
+            // A reattached drive is the current one from now on.
             self.appearances.remove(key);
         }
     }
 
-    /// Looks at what all namespaces would lie on.
+    /// Examines the backing devices and files of all namespaces.
     pub(crate) fn survey(&mut self, config: &Config, observed: &Observed, now: Instant) -> Grounds {
         self.unfit.retain(|_, (at, _)| now.duration_since(*at) < UNFIT_FOR);
         let mut users = users(observed);
@@ -171,7 +172,7 @@ impl Surveyor {
             }
             Err(error) => return There::Unfit(format!("{}: {error}", path.display())),
         };
-        // What is offered already is not opened, and not looked into: hosts use it.
+        // A device or file that is already offered is not opened and not examined: hosts use it.
         if let Some(on) = now_on
             && identity_of(on).is_ok_and(|on| on == identity)
             && self.has_stayed(key, identity)
@@ -203,13 +204,13 @@ impl Surveyor {
 }
 
 impl Surveyor {
-    /// Whether the enabled namespace lies on what is there under its name.
+    /// Whether the enabled namespace still uses the drive or file that exists under this name.
     fn has_stayed(&mut self, key: &Key, identity: Identity) -> bool {
         let now = Appearance { identity, sequence: sequence_of(identity) };
         *self.appearances.entry(key.clone()).or_insert(now) == now
     }
 
-    /// Whether a drive was away since: the kernel's namespace lies on what is left of it.
+    /// Whether a drive was removed and reattached: the kernel's namespace uses its stale device.
     fn has_come_back(&self, key: &Key, path: &Path) -> bool {
         let before = self.appearances.get(key);
         identity_of(path).is_ok_and(|identity| {
@@ -219,7 +220,7 @@ impl Surveyor {
     }
 }
 
-/// The disk's number, also for a partition of it; none for files, and before Linux 5.15.
+/// The disk's sequence number, also for a partition of it; `None` for files, and before Linux 5.15.
 fn sequence_of(identity: Identity) -> Option<u64> {
     let Identity::Device(device) = identity else { return None };
     disk_attribute(device, "diskseq").ok()?.parse().ok()
@@ -233,7 +234,7 @@ fn disk_attribute(device: u64, name: &str) -> io::Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// Looked at also where it is offered: a file is only opened for its attributes, and a drive not at all.
+/// Called also if it is offered: a file is opened only for its attributes, and a drive not at all.
 fn cache_of(source: &Source) -> Cache {
     let look = || match identify(source)? {
         (_, Identity::Device(device)) => Ok(cache_of_drive(&disk_attribute(device, "queue/write_cache")?)),
@@ -247,7 +248,7 @@ fn cache_of(source: &Source) -> Cache {
     })
 }
 
-/// By what the kernel says of a disk's cache (Documentation/ABI/stable/sysfs-block, `write_cache`).
+/// Evaluates the kernel's report of a disk's cache (Documentation/ABI/stable/sysfs-block, `write_cache`).
 fn cache_of_drive(says: &str) -> Cache {
     match says {
         "write through" => Cache::Durable,
@@ -255,7 +256,7 @@ fn cache_of_drive(says: &str) -> Cache {
     }
 }
 
-/// What all namespaces in the kernel lie on.
+/// The backing devices and files of all namespaces in the kernel.
 fn users(observed: &Observed) -> BTreeMap<Identity, Key> {
     let namespaces = observed.subsystems.iter().flat_map(|(nqn, subsystem)| {
         subsystem.namespaces.iter().map(move |(id, namespace)| (nqn, *id, namespace))
@@ -268,7 +269,7 @@ fn users(observed: &Observed) -> BTreeMap<Identity, Key> {
         .collect()
 }
 
-/// The path without links, and its owner.
+/// The path without links, and its identity.
 fn identify(source: &Source) -> io::Result<(PathBuf, Identity)> {
     let canonical = fs::canonicalize(source.path())?;
     let identity = identity_of(&canonical)?;
@@ -300,21 +301,21 @@ fn bytes_of(path: &Path, identity: Identity) -> io::Result<u64> {
     }
 }
 
-/// Whether a drive that the kernel was given has left the machine. Its name may stay in a container's /dev.
+/// Whether a drive that the kernel was given has been removed from the machine. Its name can remain in a container's /dev.
 fn is_gone(path: &Path) -> bool {
     let Err(error) = identity_of(path).and_then(|identity| bytes_of(path, identity)) else { return false };
     error.kind() == ErrorKind::NotFound
         || [Errno::NXIO, Errno::NODEV].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// Claims it and looks into it; its size, or why it must not be offered.
+/// Claims and examines it; returns its size, or why it must not be offered.
 fn examine(path: &Path, identity: Identity) -> Result<(File, u64), String> {
     let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
     if let Identity::Device(_) = identity {
-        // open(2): fails with EBUSY where a file system, swap, LVM, md or another program has it, or a partition of it.
+        // open(2): fails with EBUSY if a file system, swap, LVM, md or another program uses it, or a partition of it.
         flags |= OFlags::EXCL;
     }
-    // Also for writing, as the kernel will: a drive that cannot be written is no place for a pool.
+    // Opened for writing, too, as the kernel does: a drive that cannot be written is unusable for a pool.
     let opened = OpenOptions::new().read(true).write(true).custom_flags(flags.bits() as i32).open(path);
     let file = opened.map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::BUSY) => {
@@ -338,7 +339,7 @@ fn examine(path: &Path, identity: Identity) -> Result<(File, u64), String> {
     }
 }
 
-/// The loop device that lies on a file.
+/// The loop device that is backed by a file.
 fn loop_device_on(device: u64, inode: u64) -> Option<String> {
     let loops = fs::read_dir("/sys/block").ok()?.flatten();
     let name = |entry: fs::DirEntry| entry.file_name().into_string().ok();
@@ -413,10 +414,10 @@ mod tests {
         assert_eq!(there(1), There::ToMake);
         assert_eq!(there(2), There::Fit { path: fit.clone(), bytes: 1 << 20 });
         unfit(3, "an ext2, ext3 or ext4 file system");
-        // By another name.
+        // Under another name.
         unfit(4, &format!("namespace 2 of {NQN} lies on it"));
 
-        // What was unfit is looked at again after a while only.
+        // An unfit drive is examined again only after some time.
         File::create(&foreign).expect("emptied").set_len(1 << 20).expect("room");
         let later = now + UNFIT_FOR - Duration::from_millis(1);
         let grounds = surveyor.survey(&config, &Observed::default(), later);
@@ -473,7 +474,7 @@ mod tests {
         };
         let offered = There::Offered { bytes: 1 << 20 };
         assert_eq!(there(&mut surveyor), offered);
-        // As a drive that came back under its name; a file has no number of its own to come back with.
+        // Like a drive that was reattached under the same name; a file has no sequence number.
         fs::rename(&other, &one).expect("replaced");
         assert!(matches!(there(&mut surveyor), There::Fit { .. }));
         surveyor.reported(&key, Tells::Size(1 << 20));

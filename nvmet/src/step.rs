@@ -1,4 +1,4 @@
-//! What is done to configfs and to files, one change a step.
+//! Changes to configfs and to files, one change per step.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FallocateFlags, IFlags, RenameFlags};
 use rustix::io::Errno;
 
-/// One change. Paths without a `/` at their begin are below nvmet's root.
+/// One change. Paths without a leading `/` are below nvmet's root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Makes a directory: a port, a subsystem, a namespace, a host, a mark.
+    /// Creates a directory: a port, a subsystem, a namespace, a host, a mark.
     Make(String),
-    /// Removes one.
+    /// Removes a directory.
     Remove(String),
-    /// Removes one unless it is in use.
+    /// Removes a directory unless it is in use.
     RemoveUnused(String),
     /// Writes an attribute.
     Set(String, String),
@@ -24,11 +24,11 @@ pub(crate) enum Step {
     Link { to: String, at: String },
     /// Removes a link.
     Unlink(String),
-    /// Makes a file with all its space.
+    /// Creates a file and allocates all its space.
     MakeFile { path: PathBuf, bytes: u64 },
-    /// Makes a file larger, with all its space.
+    /// Enlarges a file and allocates all its space.
     GrowFile { path: PathBuf, bytes: u64 },
-    /// Has the kernel make every write to a file durable before it is done.
+    /// Makes the kernel complete a write to a file only when it is durable.
     WriteThrough(PathBuf),
 }
 
@@ -47,12 +47,12 @@ impl fmt::Display for Step {
     }
 }
 
-/// Takes steps: the kernel's nvmet, or a fake one in a test.
+/// Executes steps: the kernel's nvmet, or a fake in tests.
 pub(crate) trait Hands {
-    /// Takes one.
+    /// Executes one step.
     ///
     /// # Errors
-    /// Those of the kernel.
+    /// The kernel's errors.
     fn take(&mut self, step: &Step) -> io::Result<()>;
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// That at this root.
+    /// The nvmet at this root.
     pub(crate) fn at(root: &Path) -> Self {
         Self { root: root.into() }
     }
@@ -79,10 +79,10 @@ impl Hands for Kernel {
                 result => result,
             },
             Step::Set(at, value) => {
-                // No file is made where the kernel has no such attribute.
+                // Creates no file if the kernel has no such attribute.
                 OpenOptions::new().write(true).open(self.root.join(at))?.write_all(value.as_bytes())
             }
-            // The kernel looks the target up from where we are: it must be absolute.
+            // The kernel resolves the target relative to our working directory: it must be absolute.
             Step::Link { to, at } => symlink(self.root.join(to), self.root.join(at)),
             Step::Unlink(at) => absent_is_fine(fs::remove_file(self.root.join(at))),
             Step::MakeFile { path, bytes } => make_file(path, *bytes),
@@ -95,7 +95,7 @@ impl Hands for Kernel {
                 let file = File::open(path)?;
                 let flags = rustix::fs::ioctl_getflags(&file)? | IFlags::SYNC;
                 rustix::fs::ioctl_setflags(&file, flags)?;
-                // What was written before is not made durable by it.
+                // The attribute does not make earlier writes durable.
                 file.sync_all()
             }
         }
@@ -109,12 +109,12 @@ fn absent_is_fine(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Whether a directory stays because others link to it or have put something into it.
+/// Whether a directory remains because others link to it or have put entries into it.
 pub(crate) fn is_used(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::BUSY | Errno::NOTEMPTY))
 }
 
-/// Under its name only when it is complete; never in place of another.
+/// Creates the file under its name only when it is complete; never replaces an existing file.
 fn make_file(path: &Path, bytes: u64) -> io::Result<()> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::Error::other("it has no name"));
@@ -125,7 +125,7 @@ fn make_file(path: &Path, bytes: u64) -> io::Result<()> {
     aside.push(".forebay-new");
     let aside = folder.join(aside);
     let make = || {
-        // One that a crash has left.
+        // Left over from a crash.
         absent_is_fine(fs::remove_file(&aside))?;
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
         allocate(&file, bytes)?;
@@ -136,7 +136,7 @@ fn make_file(path: &Path, bytes: u64) -> io::Result<()> {
     };
     let result = make();
     if result.is_err() {
-        // Half a disk of zeros is of no use. The cause of the failure is what is reported.
+        // A partially allocated file is of no use. Only the original failure is reported.
         let _ = fs::remove_file(&aside);
     }
     result

@@ -1,8 +1,8 @@
-//! The node agent: publishes what this node has as its StorageNode, and keeps that true.
+//! The node agent: publishes the hardware of this node as its StorageNode and keeps it up to date.
 //!
-//! The node is looked at every few seconds, and the status is written when it differs, so that a cluster of a thousand
-//! quiet nodes costs the API server next to nothing. Everything is applied on the server's side under one field manager:
-//! what others set (`spec.unschedulable`, labels) is never touched.
+//! The agent reads the node every few seconds and writes the status only if it differs, so that a cluster of a thousand quiet
+//! nodes causes almost no load on the API server. Everything is applied server-side with one field manager: fields that others
+//! set (`spec.unschedulable`, labels) are never touched.
 
 pub(crate) mod status;
 
@@ -29,28 +29,28 @@ use crate::error::Error;
 use crate::in_flight::InFlight;
 use crate::limits::{INVENTORY_DEADLINE, KUBERNETES_DEADLINE};
 
-/// Under this name the agent's fields are known to the API server.
+/// Field manager of the agent at the API server.
 const FIELD_MANAGER: &str = "forebay-node-agent";
 
-/// How often the node is looked at.
+/// Interval between reads of the node.
 const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How often the object itself is applied again, so that it comes back when it is deleted or its Node is another
-/// one, and follows its generation.
+/// Interval at which the object itself is applied again, so that it is recreated after it was deleted or its Node was replaced,
+/// and its generation is followed.
 const APPLY_INTERVAL: Duration = Duration::from_secs(120);
 
-/// Looks at one node and publishes it.
+/// Reads one node and publishes it.
 pub(crate) struct Agent {
     client: Client,
     node: String,
     host: Arc<Host>,
     root: Arc<Path>,
-    /// What is reported to the kubelet about the node's RDMA devices.
+    /// The node's RDMA devices, as offered to the kubelet.
     offer: watch::Sender<Offer>,
     reading: InFlight,
 }
 
-/// What the API server has.
+/// The published state at the API server.
 struct Published {
     status: StorageNodeStatus,
     generation: Option<i64>,
@@ -58,7 +58,7 @@ struct Published {
 }
 
 impl Agent {
-    /// For the host with its trees below `root`.
+    /// Creates an agent for the host with its file trees below `root`.
     pub(crate) fn new(client: Client, node: &str, root: &Path, offer: watch::Sender<Offer>) -> Self {
         Self {
             client,
@@ -70,7 +70,7 @@ impl Agent {
         }
     }
 
-    /// Publishes until `stop`. What fails is tried again at the next look: a node serves its pods without its agent.
+    /// Publishes until `stop`. Failures are retried at the next read: a node serves its pods without its agent.
     pub(crate) async fn run(self, mut stop: watch::Receiver<bool>) {
         let mut ticks = interval(LOOK_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -89,7 +89,7 @@ impl Agent {
                     failing = false;
                 }
                 Err(error) => {
-                    // A warning once per outage; later failures are for debugging.
+                    // Warns once per outage; later failures are logged at debug level.
                     let error = format!("{error:#}");
                     if failing {
                         debug!(node = self.node, error, "cannot publish the StorageNode");
@@ -104,7 +104,7 @@ impl Agent {
     }
 
     async fn look(&self, published: &mut Option<Published>) -> anyhow::Result<()> {
-        // Before the API server is asked: what the kubelet may give out does not depend on it.
+        // Before the API server is called: the offer to the kubelet does not depend on it.
         let found = self.findings().await;
         if let Ok(Ok((_, offer))) = &found {
             self.offer.send_if_modified(|known| {
@@ -118,7 +118,7 @@ impl Agent {
             _ => timeout(KUBERNETES_DEADLINE, self.apply()).await??,
         };
         let now = Time(k8s_openapi::jiff::Timestamp::now());
-        // The API server keeps whole seconds.
+        // The API server stores whole seconds.
         let now = Time(k8s_openapi::jiff::Timestamp::from_second(now.0.as_second()).unwrap_or(now.0));
         let status = match found {
             Ok(Ok((findings, _))) => status::status(&findings, &current.status, current.generation, &now),
@@ -147,8 +147,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Looks at the node on a thread of its own: a driver that hangs lets no read of its files end. The inner error is
-    /// that of the addresses: without them every port would look unusable.
+    /// Reads the node on a dedicated thread: if a driver hangs, reads of its files never return. The inner error is about the
+    /// addresses: without them, every port would appear unusable.
     async fn findings(&self) -> Result<std::io::Result<(Findings, Offer)>, Error> {
         let claim = self.reading.claim(&self.node)?;
         let host = Arc::clone(&self.host);
@@ -166,7 +166,7 @@ impl Agent {
         .await
     }
 
-    /// Makes the StorageNode where it is missing. The Node owns it, so that it goes when the Node goes.
+    /// Creates the StorageNode if it is missing. The Node owns it, so it is deleted with the Node.
     async fn apply(&self) -> kube::Result<Published> {
         let node = Api::<Node>::all(self.client.clone()).get(&self.node).await?;
         let object = json!({
@@ -209,7 +209,7 @@ impl Agent {
 }
 
 fn parameters() -> PatchParams {
-    // What is measured here is the best source.
+    // This agent is the authoritative source of these values.
     PatchParams::apply(FIELD_MANAGER).force()
 }
 

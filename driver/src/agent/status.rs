@@ -1,4 +1,4 @@
-//! What the node has, as the status of its StorageNode.
+//! Converts the findings about a node to the status of its StorageNode.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,22 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::limits::STATUS_ENTRIES_MAX;
 
-/// Condition type: the agent runs and could read everything.
+/// Condition type: the agent runs and was able to read everything.
 const READY: &str = "Ready";
 
-/// Condition type: one RDMA port at least is usable.
+/// Condition type: at least one RDMA port is usable.
 const RDMA_READY: &str = "RdmaReady";
 
-/// What one look at the node found.
+/// The findings of one read of the node.
 pub(crate) struct Findings {
     pub(crate) inventory: Inventory,
     pub(crate) addresses: Addresses,
-    /// As `uname -m`, where no file tells.
+    /// Output of `uname -m`, used if no file specifies the architecture.
     pub(crate) architecture: String,
 }
 
 impl Findings {
-    /// Whether SMB Direct could run on one port at least.
+    /// Whether SMB Direct can run on at least one port.
     pub(crate) fn has_usable_port(&self) -> bool {
         let inventory = &self.inventory;
         let assess = |d, p| inventory::assess(d, p, &inventory.netdevs, &self.addresses);
@@ -33,8 +33,8 @@ impl Findings {
     }
 }
 
-/// The status for these findings. Times of what has not changed since `previous` are kept, so equal findings give an
-/// equal status.
+/// The status for these findings. Timestamps of unchanged values are kept from `previous`, so equal findings yield an equal
+/// status.
 pub(crate) fn status(
     findings: &Findings,
     previous: &StorageNodeStatus,
@@ -67,15 +67,15 @@ pub(crate) fn status(
     status
 }
 
-/// Why a look at the node found nothing that could be published.
+/// Why a read of the node yielded nothing to publish.
 pub(crate) enum Unknown {
-    /// The hardware does not answer.
+    /// The hardware does not respond.
     Hangs { seconds: u64 },
-    /// The kernel does not tell the interfaces' addresses, and why.
+    /// The kernel does not return the interfaces' addresses, with the reason.
     Addresses(String),
 }
 
-/// The status of a node of which nothing is known now: what was known last, and that it may be wrong.
+/// The status of a node with unknown state: the last known values, marked as possibly wrong.
 pub(crate) fn unknown(
     why: &Unknown,
     previous: &StorageNodeStatus,
@@ -136,7 +136,7 @@ impl Finding {
     }
 }
 
-/// A device as it is published, and of each port what it is good for.
+/// A device as published, with the usability of each port.
 struct Device<'a> {
     found: &'a inventory::RdmaDevice,
     published: RdmaDevice,
@@ -260,7 +260,7 @@ fn rdma_ready(devices: &[Device<'_>]) -> Finding {
     Finding { kind: RDMA_READY, holds: !usable.is_empty(), reason, message }
 }
 
-/// Such as "2/2 RoCE 200G", "0/1 RoCE (port down)" or "none".
+/// Returns for example "2/2 RoCE 200G", "0/1 RoCE (port down)" or "none".
 fn rdma_summary(devices: &[Device<'_>]) -> String {
     #[derive(Default)]
     struct Group {
@@ -451,12 +451,12 @@ mod tests {
         let up = findings(vec![found("mlx5_0", Transport::InfiniBand, 200_000, "ACTIVE", "e0")]);
         let before = first(&up);
         assert_eq!(status(&up, &before, Some(1), &time(200)), before);
-        // Nor when it comes back from the API server.
+        // The same applies after a round trip through the API server.
         let text = serde_json::to_string(&before).expect("serializable");
         let read: StorageNodeStatus = serde_json::from_str(&text).expect("readable");
         assert_eq!(status(&up, &read, Some(1), &time(200)), before);
 
-        // A NIC that goes down marks its node.
+        // A NIC that goes down updates the node's condition.
         let down = findings(vec![found("mlx5_0", Transport::InfiniBand, 40_000, "DOWN", "e0")]);
         let after = status(&down, &before, Some(1), &time(300));
         assert_eq!(after.last_change_time, Some(time(300)));
@@ -464,7 +464,7 @@ mod tests {
         assert_eq!((ready.status.as_str(), &ready.last_transition_time), ("False", &time(300)));
         assert_eq!(condition(&after, "Ready").last_transition_time, time(100));
 
-        // Another reason for the same is no transition.
+        // Another reason with the same status is not a transition.
         let gone = status(&findings(vec![]), &after, Some(1), &time(400));
         let ready = condition(&gone, "RdmaReady");
         assert_eq!((ready.reason.as_str(), &ready.last_transition_time), ("NoRdmaDevice", &time(300)));

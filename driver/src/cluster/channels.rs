@@ -1,4 +1,4 @@
-//! The way to an instance's admin API: mutual TLS with the client certificate that the operator keeps in a Secret.
+//! Connections to the instances' admin APIs: mutual TLS with the client certificate that the operator stores in a Secret.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -40,13 +40,13 @@ struct Channel {
     admin: Admin,
 }
 
-/// What `<cluster>-csi-tls` holds.
+/// The contents of `<cluster>-csi-tls`.
 struct ClientCertificate {
-    /// Another Secret or another content has another one.
+    /// Differs for another Secret or other contents.
     version: String,
     chain: Vec<u8>,
     key: Vec<u8>,
-    /// Both authorities while one is being replaced.
+    /// Contains both CAs while one is being replaced.
     authority: Vec<u8>,
 }
 
@@ -57,15 +57,15 @@ impl std::fmt::Debug for Channels {
 }
 
 impl Channels {
-    /// The channel to this instance, opened again if its address or the certificate changed. Calls under way on
-    /// the old one end there.
+    /// The channel to this instance, reopened if its address or the certificate has changed. Calls in progress on the old one
+    /// finish there.
     pub(super) async fn to(
         &self,
         kubernetes: &Kubernetes,
         instance: &InstanceName,
         endpoint: &str,
     ) -> Result<Admin, Error> {
-        // A call that failed on the way may have failed for an old certificate.
+        // A call may have failed in transit because of an old certificate.
         let is_doubted = {
             let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let channel = state.channels.get(instance);
@@ -92,8 +92,8 @@ impl Channels {
         Ok(admin)
     }
 
-    /// The cluster's client certificate, seldom more than [`CERTIFICATE_FRESH`] old. The old one serves where the new
-    /// one cannot be read.
+    /// The cluster's client certificate, rarely older than [`CERTIFICATE_FRESH`]. Falls back to the old one if the new one
+    /// cannot be read.
     async fn certificate(
         &self,
         kubernetes: &Kubernetes,
@@ -171,7 +171,7 @@ fn open(
     certificate: &ClientCertificate,
 ) -> Result<Admin, Error> {
     let tls = ClientTlsConfig::new()
-        // The address is not in the certificate for ever, the name is.
+        // The address in the certificate can become outdated; the name does not.
         .domain_name(names::admin_server_name(instance.as_str(), kubernetes.namespace()))
         .ca_certificate(Certificate::from_pem(&certificate.authority))
         .identity(Identity::from_pem(&certificate.chain, &certificate.key))
@@ -186,7 +186,8 @@ fn open(
         .connect_timeout(PROBE_DEADLINE)
         .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-        // Else the next call finds out, at its expense, that the channel's peer went silently between two calls.
+        // Otherwise the next call would be the first to detect, and fail because of, a peer that vanished silently between two
+        // calls.
         .keep_alive_while_idle(true)
         .connect_lazy();
     Ok(Admin::over(channel, format!("instance {instance}")))

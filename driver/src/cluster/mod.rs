@@ -1,7 +1,7 @@
-//! StorageClusters and what is kept for volumes beside them, in the Kubernetes API.
+//! StorageClusters, and the objects that are stored for volumes, in the Kubernetes API.
 //!
-//! Everything is read when it is needed and nothing is watched: calls are rare, an address or a phase that is a watch
-//! behind would be a wrong one, and a watch of every node would send each change of a status to all of them.
+//! Everything is read on demand and nothing is watched: calls are rare, an outdated address or phase would be wrong, and a
+//! watch on every node would send each status change to all nodes.
 
 mod channels;
 
@@ -44,7 +44,7 @@ impl fmt::Debug for Kubernetes {
 }
 
 impl Kubernetes {
-    /// Finds the API server as kubectl does, or by the pod's service account. Connects at the first call.
+    /// Finds the API server as kubectl does, or by the pod's service account. Connects on the first call.
     pub(crate) async fn new(namespace: &str) -> anyhow::Result<Self> {
         let mut config = Config::infer().await?;
         config.connect_timeout = Some(PROBE_DEADLINE);
@@ -73,7 +73,7 @@ impl Kubernetes {
         ask("read a Secret", KUBERNETES_DEADLINE, self.secrets().get_opt(name)).await
     }
 
-    /// Ids of the volumes that have a PersistentVolume and belong to this namespace, in order.
+    /// IDs of the volumes that have a PersistentVolume and belong to this namespace, sorted.
     pub(crate) async fn volume_ids(&self) -> Result<Vec<String>, Error> {
         let api: Api<PersistentVolume> = Api::all(self.client.clone());
         let mut page = ListParams::default().limit(KUBERNETES_PAGE_MAX);
@@ -95,14 +95,14 @@ impl Kubernetes {
         Ok(ids)
     }
 
-    /// Whether the API answers, and lets this driver read what it needs.
+    /// Whether the API responds, and permits this driver the required reads.
     pub(crate) async fn probe(&self) -> Result<(), Error> {
         let one = ListParams::default().limit(1);
         ask("list StorageClusters", PROBE_DEADLINE, self.clusters().list_metadata(&one)).await.map(drop)
     }
 }
 
-/// Waits for the API's answer, and not for ever.
+/// Waits for the API's response, up to a deadline.
 async fn ask<T>(
     what: &'static str,
     deadline: Duration,
@@ -133,12 +133,12 @@ impl Clusters {
         &self.kubernetes
     }
 
-    /// The StorageCluster of this name.
+    /// The StorageCluster with this name.
     pub(crate) async fn find(&self, name: &str) -> Result<Option<StorageCluster>, Error> {
         ask("read the StorageCluster", KUBERNETES_DEADLINE, self.kubernetes.clusters().get_opt(name)).await
     }
 
-    /// All of them, in order of their name.
+    /// All StorageClusters, sorted by name.
     pub(crate) async fn list(&self) -> Result<Vec<StorageCluster>, Error> {
         let mut clusters = Vec::new();
         let mut page = ListParams::default().limit(KUBERNETES_PAGE_MAX);
@@ -156,7 +156,8 @@ impl Clusters {
         Ok(clusters)
     }
 
-    /// The admin API of an instance. Its phase is not asked for: the call itself tells better whether it serves.
+    /// The admin API of an instance. Does not check its phase: the call itself is a better indication whether the instance
+    /// serves.
     pub(crate) async fn connect(
         &self,
         cluster: &StorageCluster,
@@ -169,7 +170,7 @@ impl Clusters {
         self.channels.to(&self.kubernetes, instance, &status.admin_endpoint).await
     }
 
-    /// The instances of a cluster with their pools, for placement: all but those that are about to go, or `only` one.
+    /// The instances of a cluster with their pools, for placement: all except those that will be removed, or just `only`.
     pub(crate) async fn survey(
         &self,
         cluster: &StorageCluster,
@@ -202,7 +203,7 @@ impl Clusters {
         }
     }
 
-    /// The pools of one instance, or why it cannot be asked.
+    /// The pools of one instance, or why they cannot be read.
     async fn pools(
         &self,
         cluster: &StorageCluster,
@@ -222,7 +223,7 @@ impl Clusters {
         Ok(pools.map(|reported| Pool { overcommit_percent: percent(&reported.name), reported }).collect())
     }
 
-    /// Where clients mount the volumes of an instance, and by what they can.
+    /// The address at which clients mount the volumes of an instance, and its transports.
     pub(crate) async fn address_of(&self, instance: &InstanceName) -> Result<(ServerAddress, Served), Error> {
         let cluster = self.find(instance.cluster()).await?.ok_or_else(|| {
             let namespace = self.kubernetes.namespace();
@@ -235,7 +236,7 @@ impl Clusters {
     }
 }
 
-/// The instances that a status tells of.
+/// The instances in the cluster's status.
 pub(crate) fn instances(cluster: &StorageCluster) -> impl Iterator<Item = (InstanceName, &InstanceStatus)> {
     let name = cluster.name_any();
     let statuses = cluster.status.iter().flat_map(|status| &status.instances);
@@ -245,7 +246,7 @@ pub(crate) fn instances(cluster: &StorageCluster) -> impl Iterator<Item = (Insta
     })
 }
 
-/// Whether the instance was taken away on purpose, which the operator does only when it holds no volumes.
+/// Whether the instance was removed deliberately, which the operator does only if it holds no volumes.
 pub(crate) fn is_removed(cluster: &StorageCluster, instance: &InstanceName) -> bool {
     let is_settled = cluster
         .status
@@ -256,14 +257,14 @@ pub(crate) fn is_removed(cluster: &StorageCluster, instance: &InstanceName) -> b
         && !instances(cluster).any(|(name, _)| name == *instance)
 }
 
-/// Whether the instance takes no more volumes: the operator takes it away as soon as it holds none.
+/// Whether the instance accepts no more volumes: the operator removes it as soon as it holds none.
 pub(crate) fn is_leaving(cluster: &StorageCluster, instance: &InstanceName) -> bool {
     let reported = instances(cluster).find(|(name, _)| name == instance);
     instance.ordinal() >= cluster.spec.instances
         || reported.is_some_and(|(_, status)| status.phase == InstancePhase::Removing)
 }
 
-/// Whether new volumes may be placed there.
+/// Whether new volumes can be placed there.
 pub(crate) fn takes_volumes(cluster: &StorageCluster, instance: &InstanceName) -> bool {
     let reported = instances(cluster).find(|(name, _)| name == instance);
     instance.ordinal() < cluster.spec.instances
@@ -306,7 +307,7 @@ fn not_yet(status: &InstanceStatus, what: &str) -> Error {
     Error::NotNow(format!("instance {} has {what} yet: {}", status.name, describe(status)))
 }
 
-/// Why an instance does not serve, as its status has it.
+/// Why an instance does not serve, according to its status.
 fn describe(status: &InstanceStatus) -> String {
     match status.message.as_str() {
         "" => format!("{:?}", status.phase),

@@ -1,9 +1,9 @@
-//! A volume's Secret: its credentials, and the record of where it is meant to be.
+//! A volume's Secret: its credentials, and the record of its intended location.
 //!
-//! It is written before the volume is made. A controller that is asked for the volume again, after a crash or beside
-//! another controller, finds the instance and the password there, so a volume is never made twice. A finalizer keeps it
-//! until the driver has deleted the volume: deleting it by hand would leave a volume that cannot be mounted. It is not
-//! immutable: a new password takes the place of the old one in one write.
+//! It is written before the volume is created. A controller that gets the request again, after a crash or concurrently with
+//! another controller, finds the instance and the password in it, so a volume is never created twice. A finalizer keeps it
+//! until the driver has deleted the volume: deleting it manually would leave a volume that cannot be mounted. It is not
+//! immutable: a new password replaces the old one in a single write.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -24,10 +24,10 @@ use crate::limits::KUBERNETES_DEADLINE;
 use crate::names::VolumeId;
 use crate::secrets::{Credentials, Given, PASSWORD, PASSWORD2, USERNAME};
 
-/// The key of a password that is about to replace the present one, as long as the server may not know it.
+/// The key of the next password during a rotation, until it is certain that the server has it.
 const NEXT: &str = "password-next";
 
-/// The annotation that says when the password was made; without it, it came with the Secret.
+/// The annotation with the time when the password was created; without it, the Secret's creation time applies.
 const SINCE: &str = "storage.forebay.io/password-since";
 
 /// One volume's Secret.
@@ -35,22 +35,22 @@ const SINCE: &str = "storage.forebay.io/password-since";
 pub(crate) struct Record {
     pub(crate) share: VolumeId,
     pub(crate) instance: InstanceName,
-    /// `None`: what is there cannot be used.
+    /// `None` if the contents cannot be used.
     credentials: Option<Credentials>,
     next: Option<Credentials>,
-    /// When its password was made.
+    /// When its password was created.
     pub(crate) since: Option<Timestamp>,
     uid: String,
     resource_version: String,
     finalizers: Vec<String>,
-    /// It is marked as deleted: the API server takes no further finalizer then.
+    /// It is marked as deleted: the API server then accepts no further finalizers.
     is_going: bool,
 }
 
 impl Record {
     /// Name of the Secret.
     pub(crate) fn name_of(share: &VolumeId) -> String {
-        // A PersistentVolume's name is the name that the volume was asked for by, and so its share.
+        // A PersistentVolume's name is the requested name of the volume, and therefore its share.
         names::volume_secret(share.as_str())
     }
 
@@ -61,7 +61,7 @@ impl Record {
         }
     }
 
-    /// Writes it, with a new password. `None`: it is there already, so another writer was quicker.
+    /// Creates it, with a new password. `None` if it already exists, because another writer was faster.
     pub(crate) async fn make(
         kubernetes: &Kubernetes,
         share: &VolumeId,
@@ -78,12 +78,12 @@ impl Record {
         }
     }
 
-    /// What the volume is mounted with.
+    /// The credentials that the volume is mounted with.
     pub(crate) fn credentials(&self) -> Result<&Credentials, Error> {
         self.credentials.as_ref().ok_or_else(|| foreign(&self.share, "holds no usable credentials"))
     }
 
-    /// The record with a password that is to be the next one, which is in it before any server hears of it.
+    /// Adds the next password to the record, before it is sent to any server.
     pub(crate) async fn with_next(self, kubernetes: &Kubernetes) -> Result<(Self, Credentials), Error> {
         if let Some(next) = self.next.clone() {
             return Ok((self, next));
@@ -93,12 +93,12 @@ impl Record {
         Ok((self.patch_data(kubernetes, data).await?, next))
     }
 
-    /// Whether a rotation was begun, and not finished.
+    /// Whether a rotation was begun but not finished.
     pub(crate) fn is_cut_off(&self) -> bool {
         self.next.is_some()
     }
 
-    /// The record with `next` as its password; the one before it is `password2`.
+    /// Makes `next` the password of the record; the previous one becomes `password2`.
     pub(crate) async fn promote(self, kubernetes: &Kubernetes, next: &Credentials) -> Result<Self, Error> {
         let previous = self.credentials.as_ref().map(|credentials| encode(credentials.expose_password()));
         let data = json!({
@@ -127,7 +127,7 @@ impl Record {
         Self::read(&self.share, secret)
     }
 
-    /// For a patch of just this Secret, as it was read. One that was made before the driver used a finalizer gets it.
+    /// Metadata for a patch of exactly this version of the Secret. Adds the finalizer if the Secret predates it.
     fn metadata(&self) -> serde_json::Value {
         let mut metadata = json!({ "uid": self.uid, "resourceVersion": self.resource_version });
         let own = names::FINALIZER_VOLUME;
@@ -138,13 +138,13 @@ impl Record {
         metadata
     }
 
-    /// Whether it is still there, unchanged by anyone else.
+    /// Whether the same Secret, by its UID, still exists.
     pub(crate) async fn still_stands(&self, kubernetes: &Kubernetes) -> Result<bool, Error> {
         let secret = kubernetes.secret(&Self::name_of(&self.share)).await?;
         Ok(secret.is_some_and(|secret| secret.metadata.uid.as_deref() == Some(&*self.uid)))
     }
 
-    /// Removes the Secret only as it was read: one that another client has changed in the meantime stays.
+    /// Removes exactly this version of the Secret: if another client has changed it in the meantime, it stays.
     pub(crate) async fn remove(self, kubernetes: &Kubernetes) -> Result<(), Error> {
         let parameters = DeleteParams {
             preconditions: Some(Preconditions {
@@ -166,7 +166,7 @@ impl Record {
             Err(Error::Kubernetes { source, .. }) if is(&source, Status::is_not_found) => return Ok(()),
             Err(error) => return Err(error),
         };
-        // It is marked, and goes with its last finalizer.
+        // It is marked as deleted, and is removed with its last finalizer.
         let Some(left) = left else { return Ok(()) };
         let kept: Vec<&str> =
             left.finalizers().iter().map(String::as_str).filter(|f| *f != names::FINALIZER_VOLUME).collect();
@@ -217,7 +217,7 @@ impl Record {
         }
     }
 
-    /// Reads what [`Self::write`] wrote; any other Secret of that name is foreign.
+    /// Reads a Secret written by [`Self::write`]; any other Secret with that name is foreign.
     fn read(share: &VolumeId, secret: Secret) -> Result<Self, Error> {
         let foreign = |what: &str| foreign(share, what);
         let labels: BTreeMap<String, String> = secret.metadata.labels.unwrap_or_default();

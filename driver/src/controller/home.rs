@@ -1,4 +1,4 @@
-//! The servers that hold volumes, and what they are called in a volume's id and context.
+//! The servers that hold volumes, and their identification in a volume's ID and context.
 
 use std::sync::Arc;
 
@@ -18,12 +18,12 @@ use crate::handle::{Handle, InstanceName};
 use crate::names::VolumeId;
 use crate::parameters::{Parameters, Setting};
 
-/// Where volumes can be.
+/// Possible locations of volumes.
 #[derive(Clone, Debug)]
 pub(crate) enum Servers {
-    /// On one server; a volume's id is its share.
+    /// On one server; a volume's ID is its share.
     One(Admin),
-    /// On the instances of StorageClusters; a volume's id is `<instance>/<share>`.
+    /// On the instances of StorageClusters; a volume's ID is `<instance>/<share>`.
     Kubernetes(Clusters),
 }
 
@@ -35,7 +35,7 @@ impl Servers {
         }
     }
 
-    /// Whether work can be done. One instance that is away does not block the others.
+    /// Whether the driver can work. One unreachable instance does not block the others.
     pub(crate) async fn probe(&self) -> Result<(), Error> {
         match self {
             Self::One(admin) => admin.probe().await,
@@ -43,7 +43,7 @@ impl Servers {
         }
     }
 
-    /// The volume with this id, where a volume can have it here at all.
+    /// Parses this ID, if it is valid in this deployment.
     pub(super) fn handle(&self, volume_id: &str) -> Result<Handle, Error> {
         match (self, Handle::parse(volume_id)) {
             (Self::One(_), Some(handle @ Handle::Server { .. }))
@@ -52,7 +52,7 @@ impl Servers {
         }
     }
 
-    /// The server that the volume's id names.
+    /// The server in the volume's ID.
     pub(super) async fn home_of(&self, handle: &Handle) -> Result<Home, Error> {
         let none = || Error::NoVolume(handle.to_string());
         match (self, handle) {
@@ -73,7 +73,7 @@ impl Servers {
 #[derive(Clone, Debug)]
 pub(super) struct Home {
     pub(super) admin: Admin,
-    /// Which instance it is, where there are several.
+    /// The instance, if there are several.
     seat: Option<Seat>,
 }
 
@@ -84,7 +84,7 @@ struct Seat {
 }
 
 impl Home {
-    /// The only one there is.
+    /// The only server.
     pub(super) fn only(admin: &Admin) -> Self {
         Self { admin: admin.clone(), seat: None }
     }
@@ -99,7 +99,7 @@ impl Home {
         Ok(Self { admin, seat: Some(Seat { namespace, instance: instance.clone() }) })
     }
 
-    /// The id of a volume that is served here under this name.
+    /// The ID of a volume that this server serves under this name.
     pub(super) fn volume_id(&self, share: &str) -> String {
         match &self.seat {
             None => share.to_owned(),
@@ -107,7 +107,7 @@ impl Home {
         }
     }
 
-    /// The server's addresses, asked for only where a volume's context has them and the volume has none of its own.
+    /// The server's addresses. Requested only if a volume's context contains addresses and the volume has none of its own.
     pub(super) async fn advertised(&self, volumes: &[Volume]) -> Result<Vec<ServerAddress>, Error> {
         if self.seat.is_some() || volumes.iter().all(|v| v.labels.contains_key(LABEL_SERVER)) {
             return Ok(Vec::new());
@@ -115,7 +115,7 @@ impl Home {
         self.admin.addresses().await
     }
 
-    /// The volume as CSI has it.
+    /// Converts the volume to CSI.
     pub(super) fn to_csi(&self, volume: &Volume, advertised: &[ServerAddress]) -> csi::Volume {
         let location = match &self.seat {
             Some(seat) => {
@@ -140,12 +140,12 @@ impl Home {
         }
     }
 
-    /// Whether it is the server that the id names.
+    /// Whether it is the server in the ID.
     pub(super) fn is_home_of(&self, handle: &Handle) -> bool {
         self.seat.as_ref().map(|seat| &seat.instance) == handle.instance()
     }
 
-    /// Whether a volume that is here can have been made with these parameters.
+    /// Whether an existing volume can have been created with these parameters.
     pub(super) fn check_parameters(&self, volume: &Volume, parameters: &Parameters) -> Result<(), Error> {
         let Some(seat) = &self.seat else { return Ok(()) };
         let volume_id = || self.volume_id(&volume.volume_id);
@@ -158,7 +158,7 @@ impl Home {
         Ok(())
     }
 
-    /// Whether a context leads here.
+    /// Whether the context's location is this server.
     pub(super) fn check_location(&self, location: &Location) -> Result<(), Error> {
         let leads_here = match (&self.seat, location) {
             (None, Location::Servers(_)) => true,

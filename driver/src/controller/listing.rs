@@ -1,4 +1,4 @@
-//! ListVolumes and the lists of all else: of one server, or of all instances one after the other, in the order of their names.
+//! ListVolumes and the other lists: of one server, or of all instances in sequence, ordered by name.
 
 use forebay_proto::csi::{ListVolumesRequest, ListVolumesResponse, list_volumes_response};
 
@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::handle::InstanceName;
 use crate::limits::LIST_ENTRIES_MAX;
 
-/// In front of all page tokens. A server takes any volume's id as a token; with the prefix a foreign one is known.
+/// Prefix of all page tokens. A server accepts any volume's ID as a token; the prefix identifies foreign ones.
 const TOKEN_PREFIX: &str = "after:";
 
 impl ControllerService {
@@ -25,12 +25,12 @@ impl ControllerService {
     }
 }
 
-/// As CSI gives it; 0: as many as there are.
+/// Converts CSI's max_entries; 0 means no limit.
 pub(super) fn page_size(max_entries: i32) -> Result<u32, Error> {
     u32::try_from(max_entries).map_err(|_| Error::invalid("max_entries", "is negative"))
 }
 
-/// A token as it was before [`token_out`].
+/// Reverses [`token_out`].
 pub(super) fn token_in(token: &str) -> Result<&str, Error> {
     match token {
         "" => Ok(""),
@@ -38,7 +38,7 @@ pub(super) fn token_in(token: &str) -> Result<&str, Error> {
     }
 }
 
-/// A token as CSI's callers get it.
+/// The token for CSI's callers.
 pub(super) fn token_out(token: &str) -> String {
     match token {
         "" => String::new(),
@@ -61,8 +61,8 @@ async fn page(
     Ok((entries.collect(), page.next_page_token))
 }
 
-/// A page over all instances. A token is `<instance>/<token of that instance>`. One instance that does not answer
-/// makes it fail: a list that lacks something would say that it is gone. `page` asks one instance.
+/// A page over all instances. A token is `<instance>/<token of that instance>`. Fails if one instance does not respond: callers
+/// would treat missing entries as deleted. `page` requests a page from one instance.
 pub(super) async fn list_in_clusters<T, F>(
     clusters: &Clusters,
     page_size: u32,
@@ -84,7 +84,7 @@ where
     let mut all: Vec<_> = listed
         .iter()
         .flat_map(|cluster| instances(cluster).map(move |(name, status)| (name, status, cluster)))
-        // Never placed, so it cannot have made any.
+        // An instance that was never placed cannot have any entries.
         .filter(|(_, status, _)| !(status.node.is_empty() && status.admin_endpoint.is_empty()))
         .filter(|(name, ..)| start.as_ref().is_none_or(|(first, _)| name >= first))
         .collect();

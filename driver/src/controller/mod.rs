@@ -1,4 +1,4 @@
-//! The CSI Controller service: volumes are made, changed and removed through the admin API of the servers that hold them.
+//! The CSI Controller service: creates, changes and removes volumes through the admin API of the servers that hold them.
 
 mod home;
 mod listing;
@@ -42,11 +42,11 @@ use crate::observe::observe;
 use crate::parameters::Parameters;
 use crate::placement::Pool;
 
-/// Makes, changes and removes volumes.
+/// Creates, changes and removes volumes.
 #[derive(Clone, Debug)]
 pub(crate) struct ControllerService {
     servers: Servers,
-    /// By share, which is the same for the name that a volume is made by and for its id.
+    /// Keyed by share, which is the same for the requested name of a volume and for its ID.
     in_flight: InFlight,
     ledger: Ledger,
 }
@@ -56,12 +56,12 @@ impl ControllerService {
         Self { servers, in_flight: InFlight::default(), ledger: Ledger::default() }
     }
 
-    /// CSI DeleteVolume. A volume that is not there is deleted.
+    /// CSI DeleteVolume. A volume that does not exist counts as deleted.
     async fn delete(&self, request: DeleteVolumeRequest) -> Result<DeleteVolumeResponse, Error> {
         if request.volume_id.is_empty() {
             return Err(Error::Missing("volume_id"));
         }
-        // An id that no volume can have here: nothing is to be deleted.
+        // No volume can have this ID here: there is nothing to delete.
         let Ok(handle) = self.servers.handle(&request.volume_id) else { return Ok(DeleteVolumeResponse {}) };
         let _claim = self.in_flight.claim(handle.share().as_str())?;
         match (&self.servers, &handle) {
@@ -73,14 +73,14 @@ impl ControllerService {
         Ok(DeleteVolumeResponse {})
     }
 
-    /// First the volume, then its record: as long as there is a volume, it is known where.
+    /// Deletes the volume first, then its record: as long as the volume exists, its location is recorded.
     async fn delete_in_cluster(
         clusters: &Clusters,
         instance: &InstanceName,
         share: &VolumeId,
     ) -> Result<(), Error> {
         let kubernetes = clusters.kubernetes();
-        // A volume of this name may live elsewhere by now; its record is none of this one's.
+        // A volume of this name may exist elsewhere now; its record does not belong to this one.
         let record = Record::find(kubernetes, share).await?;
         let record = record.filter(|record| record.instance == *instance);
         match clusters.find(instance.cluster()).await? {
@@ -103,7 +103,7 @@ impl ControllerService {
         }
     }
 
-    /// CSI ControllerExpandVolume: a change of quota, which mounted nodes see by themselves.
+    /// CSI ControllerExpandVolume: changes the quota, which mounted nodes detect without a call.
     async fn expand(
         &self,
         request: ControllerExpandVolumeRequest,
@@ -129,7 +129,7 @@ impl ControllerService {
         } else if present_bytes > capacity.limit_bytes() {
             return Err(Error::Capacity(format!("the volume has {present_bytes} bytes and never shrinks")));
         } else {
-            // Without a quota nothing is enforced, and the server keeps what was asked for.
+            // Without a quota nothing is enforced, and the server stores the requested size.
             let wanted = capacity.size_bytes()?.max(present_bytes);
             size_bytes(&home.admin.expand(share, wanted).await?).max(wanted)
         };
@@ -139,7 +139,7 @@ impl ControllerService {
         })
     }
 
-    /// CSI ControllerModifyVolume: limits and priority, which the server applies at once.
+    /// CSI ControllerModifyVolume: limits and priority, which the server applies immediately.
     async fn modify(
         &self,
         request: ControllerModifyVolumeRequest,
@@ -195,8 +195,8 @@ impl ControllerService {
         })
     }
 
-    /// CSI GetCapacity: what can still be promised, over all pools or in those that are asked for. Volumes are reached
-    /// from everywhere, so a topology that is asked for changes nothing.
+    /// CSI GetCapacity: the bytes that can still be provisioned, over all pools or the requested ones. Volumes are reachable
+    /// from everywhere, so a requested topology has no effect.
     async fn capacity(&self, request: GetCapacityRequest) -> Result<GetCapacityResponse, Error> {
         let parameters = Parameters::parse(&request.parameters, self.servers.setting())?;
         let (pools, names) = match &self.servers {
@@ -228,8 +228,8 @@ impl ControllerService {
         })
     }
 
-    /// The pools of the cluster that is asked for, else of all, and the names of all backends. Instances that cannot be
-    /// asked have no room now.
+    /// The pools of the requested cluster, or of all clusters, and the names of all backends. Instances that cannot be reached
+    /// count as full.
     async fn pools_of(
         &self,
         clusters: &Clusters,
@@ -271,7 +271,7 @@ async fn existing(home: &Home, share: &VolumeId) -> Result<Volume, Error> {
     home.admin.stat(share).await?.ok_or_else(|| Error::NoVolume(home.volume_id(share.as_str())))
 }
 
-/// Gives the volume what it does not have of these.
+/// Applies those attributes that differ from the volume's.
 async fn set_attributes(home: &Home, volume: &Volume, attributes: Attributes) -> Result<(), Error> {
     let Some(qos) = attributes.over(volume.qos.as_ref()) else { return Ok(()) };
     let share = VolumeId::parse(&volume.volume_id)

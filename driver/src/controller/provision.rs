@@ -1,4 +1,4 @@
-//! CreateVolume: where a volume goes, and how it comes to be there exactly once.
+//! CreateVolume: chooses the place of a volume, and creates it there exactly once.
 
 use std::collections::HashMap;
 
@@ -30,7 +30,7 @@ use crate::placement::Wanted;
 use crate::secrets::{Credentials, Given};
 use crate::transport::Transport;
 
-/// The name of the PersistentVolume, which csi-provisioner tells with --extra-create-metadata.
+/// The name of the PersistentVolume, which csi-provisioner passes with --extra-create-metadata.
 const PARAMETER_PV_NAME: &str = "csi.storage.k8s.io/pv/name";
 
 /// A checked request.
@@ -43,20 +43,20 @@ struct Order {
 }
 
 impl ControllerService {
-    /// CSI CreateVolume. The same name gives the same volume, as long as it is what was asked for.
+    /// CSI CreateVolume. The same name returns the same volume, if it matches the request.
     pub(super) async fn create(
         &self,
         mut request: CreateVolumeRequest,
     ) -> Result<CreateVolumeResponse, Error> {
         let has_secrets = !request.secrets.is_empty();
-        // Wiped in any case.
+        // Zeroized in any case.
         let given = Given::take(&mut request.secrets);
         let share = VolumeId::from_name(&request.name)?;
         Capability::parse_all(&request.volume_capabilities)?;
         let parameters = Parameters::parse(&request.parameters, self.servers.setting())?;
         let attributes = Attributes::parse(&request.mutable_parameters)?;
         let capacity = Capacity::parse(request.capacity_range.as_ref())?;
-        // Refused now and not when the first pod starts.
+        // Refused now, not when the first pod starts.
         let transport = parameters.transport.unwrap_or_default();
         check_mount_flags_of_new(&request.volume_capabilities, parameters.protection, transport)?;
         let source = self.source(request.volume_content_source.as_ref()).await?;
@@ -75,7 +75,7 @@ impl ControllerService {
                 let _claim = self.in_flight.claim(order.share.as_str())?;
                 let home = Home::only(admin);
                 let existing = home.admin.stat(&order.share).await?;
-                // Before anything is made: a volume that cannot be mounted is of no use.
+                // Checked before anything is created: a volume that cannot be mounted is of no use.
                 let advertised = match &order.parameters.server {
                     Some(_) => Vec::new(),
                     None => home.admin.addresses().await?,
@@ -101,8 +101,8 @@ impl ControllerService {
         }
     }
 
-    /// The record first, then the volume where the record says: a controller that is asked again finds the record and goes
-    /// on from there, so there is never a second volume elsewhere.
+    /// Creates the record first, then the volume at the recorded place: a repeated call finds the record and continues from
+    /// there, so there is never a second volume elsewhere.
     async fn create_in_cluster(&self, clusters: &Clusters, order: &Order) -> Result<(Home, Volume), Error> {
         let cluster = cluster_of(clusters, &order.parameters).await?;
         let network = &cluster.spec.network;
@@ -117,7 +117,7 @@ impl ControllerService {
             return Err(order.exists_with_another("cluster"));
         }
         if is_removed(&cluster, &record.instance) {
-            // It held no volumes when it was removed, so not this one either.
+            // It held no volumes when it was removed, so it cannot hold this one.
             let message = format!(
                 "instance {} was removed before it made the volume; the next try places it again",
                 record.instance
@@ -142,7 +142,7 @@ impl ControllerService {
                     None => self.place(clusters, &cluster, order, Some(&record.instance)).await,
                 };
                 match placement {
-                    // Held until the volume is made: it is on the ledger as long.
+                    // Held until the volume is created, so that the ledger includes it until then.
                     Ok(placement) => {
                         let pool = placement.place.pool.clone();
                         order.make(&home, None, pool, record.credentials()?).await
@@ -154,7 +154,7 @@ impl ControllerService {
         match made {
             Ok(volume) if is_there || record.still_stands(clusters.kubernetes()).await? => Ok((home, volume)),
             Ok(_) => {
-                // Another controller, which no longer leads, gave this place up in the meantime.
+                // Another controller, which is no longer the leader, has given up this place in the meantime.
                 warn!(share = %order.share, instance = %record.instance, "the volume's Secret is gone, undoing");
                 home.admin.delete(&order.share).await?;
                 Err(Error::Overtaken(order.share.to_string()))
@@ -168,7 +168,7 @@ impl ControllerService {
         }
     }
 
-    /// The volume's record, as it is or new.
+    /// The volume's record, existing or new.
     async fn intend(
         &self,
         clusters: &Clusters,
@@ -198,9 +198,9 @@ impl ControllerService {
         }
     }
 
-    /// Looks at the cluster again, now that the record is written, and gives the record up where its instance is about to
-    /// go. The operator announces that first and counts records then, so it counts the record of a call that missed the
-    /// announcement here. It waits for those that it counts: a record without a volume must not stay there.
+    /// Reads the cluster again after the record is written, and gives up the record if its instance is about to be removed. The
+    /// operator first announces the removal and then counts records. So it counts the record of a call that missed the
+    /// announcement here, and waits for all counted records: a record without a volume must not remain there.
     async fn confirm(
         &self,
         clusters: &Clusters,
@@ -246,8 +246,8 @@ impl ControllerService {
             .map_err(|refusal| Error::Placement { cluster: cluster.name_any(), refusal })
     }
 
-    /// The server refused for good, so another instance may be tried: the record goes, once it is certain that there is
-    /// no volume.
+    /// The server refused permanently, so another instance may be tried: removes the record once it is certain that the volume
+    /// does not exist.
     async fn give_up(&self, clusters: &Clusters, home: &Home, record: Record) {
         let (share, instance) = (record.share.clone(), record.instance.clone());
         let removed = match home.admin.stat(&share).await {
@@ -262,7 +262,7 @@ impl ControllerService {
 }
 
 impl Order {
-    /// Makes the volume at `home`, or compares it with the one that is there.
+    /// Creates the volume at `home`, or compares it with the existing one.
     async fn make(
         &self,
         home: &Home,
@@ -281,7 +281,7 @@ impl Order {
                 if source != wanted || !is_beside {
                     return Err(self.exists_with_another("source"));
                 }
-                // Once more as it is: only the server can compare the password.
+                // Repeats the request unchanged: only the server can compare the password.
                 admin::CreateVolumeRequest {
                     volume_id: self.share.to_string(),
                     pool: existing.pool.clone(),
@@ -324,7 +324,7 @@ impl Order {
         if let Ok(volume) = &made
             && (&volume.source_snapshot_id, &volume.source_volume_id) != (&wanted.0, &wanted.1)
         {
-            // It would pass for a copy, and is empty.
+            // It would be mistaken for a copy, although it is empty.
             if !is_there {
                 home.admin.delete(&self.share).await?;
             }
@@ -333,7 +333,7 @@ impl Order {
             ));
         }
         match made {
-            // All else was compared above.
+            // All other properties were compared above.
             Err(Error::Admin { status, .. }) if is_there && status.code() == Code::AlreadyExists => {
                 Err(self.exists_with_another("password"))
             }
@@ -349,7 +349,7 @@ impl Order {
         Error::VolumeExists { volume_id: self.share.to_string(), what }
     }
 
-    /// The Secret is found by the share's name here, and by the PersistentVolume's when it is mounted.
+    /// The Secret is looked up by the share's name here, and by the PersistentVolume's name when it is mounted.
     fn check_name(&self) -> Result<(), Error> {
         match self.parameters.labels.get(PARAMETER_PV_NAME) {
             Some(name) if name != self.share.as_str() => Err(Error::invalid(
@@ -364,7 +364,7 @@ impl Order {
     }
 }
 
-/// The parameters of a volume that is made of `source`: it shares extents with it, so it lies in the same pool.
+/// The parameters of a volume that is created from `source`: it shares extents with the source, so it must be in the same pool.
 fn beside(source: &Source, parameters: Parameters) -> Result<Parameters, Error> {
     if parameters.pool.as_ref().is_some_and(|pool| *pool != source.pool) {
         let reason = format!("a volume lies where its source is, in {}", source.pool);
@@ -383,7 +383,7 @@ fn being_deleted(cluster: &str) -> Error {
     Error::Refused(format!("StorageCluster {cluster} is being deleted"))
 }
 
-/// The StorageCluster that the parameters name.
+/// The StorageCluster in the parameters.
 pub(super) async fn cluster_of(
     clusters: &Clusters,
     parameters: &Parameters,

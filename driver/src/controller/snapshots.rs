@@ -1,4 +1,4 @@
-//! Snapshots: made and kept by the server that has the volume, in the volume's pool.
+//! Snapshots: created and stored by the server that holds the volume, in the volume's pool.
 
 use std::collections::HashMap;
 
@@ -21,24 +21,24 @@ use crate::names::VolumeId;
 use crate::parameters::{METADATA_PREFIX, check_size};
 use crate::secrets::Given;
 
-/// What a volume is to be made of.
+/// The source of a new volume.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     handle: Handle,
     is_snapshot: bool,
     /// Its pool.
     pub(super) pool: String,
-    /// What a volume that is made of it has at least.
+    /// Minimum size of a volume that is created from it.
     pub(super) size_bytes: u64,
 }
 
 impl Source {
-    /// Where it is.
+    /// The handle of the source.
     pub(super) fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Its ids on the server: of the snapshot and of the volume, one of them empty.
+    /// Its IDs on the server, of the snapshot and of the volume; one of them is empty.
     pub(super) fn ids(&self) -> (String, String) {
         let id = self.handle.share().to_string();
         if self.is_snapshot { (id, String::new()) } else { (String::new(), id) }
@@ -46,7 +46,7 @@ impl Source {
 }
 
 impl ControllerService {
-    /// Looks for what a volume is to be made of.
+    /// Finds the source of a new volume.
     pub(super) async fn source(&self, wanted: Option<&VolumeContentSource>) -> Result<Option<Source>, Error> {
         let Some(wanted) = wanted else { return Ok(None) };
         let source = match &wanted.r#type {
@@ -74,7 +74,7 @@ impl ControllerService {
         Ok(Some(source))
     }
 
-    /// The snapshot and its server. `None` where there is none, or no such instance any more.
+    /// The snapshot and its server. `None` if the snapshot does not exist, or its instance was removed.
     async fn find_snapshot(&self, handle: &Handle) -> Result<Option<(Home, admin::Snapshot)>, Error> {
         let home = match self.servers.home_of(handle).await {
             Ok(home) => home,
@@ -87,12 +87,12 @@ impl ControllerService {
         Ok(found.map(|snapshot| (home, snapshot)))
     }
 
-    /// CSI CreateSnapshot. The same name gives the same snapshot, as long as it is of the same volume.
+    /// CSI CreateSnapshot. The same name returns the same snapshot, if it is of the same volume.
     pub(super) async fn create_snapshot_of(
         &self,
         mut request: CreateSnapshotRequest,
     ) -> Result<CreateSnapshotResponse, Error> {
-        // Wiped; the server needs none.
+        // Zeroized; the server needs none.
         let _ = Given::take(&mut request.secrets);
         if request.source_volume_id.is_empty() {
             return Err(Error::Missing("source_volume_id"));
@@ -112,7 +112,7 @@ impl ControllerService {
         Ok(CreateSnapshotResponse { snapshot: Some(to_csi_snapshot(&home, &snapshot)) })
     }
 
-    /// CSI DeleteSnapshot. A snapshot that is not there is deleted.
+    /// CSI DeleteSnapshot. A snapshot that does not exist counts as deleted.
     pub(super) async fn remove_snapshot(
         &self,
         mut request: DeleteSnapshotRequest,
@@ -121,7 +121,7 @@ impl ControllerService {
         if request.snapshot_id.is_empty() {
             return Err(Error::Missing("snapshot_id"));
         }
-        // An id that no snapshot can have here: nothing is to be deleted.
+        // No snapshot can have this ID here: there is nothing to delete.
         let Ok(handle) = self.servers.handle(&request.snapshot_id) else {
             return Ok(DeleteSnapshotResponse {});
         };
@@ -149,7 +149,7 @@ impl ControllerService {
         Ok(GetSnapshotResponse { snapshot: Some(to_csi_snapshot(&home, &snapshot)) })
     }
 
-    /// CSI ListSnapshots. Ids that nothing can have here lead to an empty list.
+    /// CSI ListSnapshots. IDs that are not valid here yield an empty list.
     pub(super) async fn list_snapshots_of(
         &self,
         mut request: ListSnapshotsRequest,
@@ -189,7 +189,7 @@ impl ControllerService {
         };
         let entry = |snapshot| list_snapshots_response::Entry { snapshot: Some(snapshot) };
         let mut entries: Vec<_> = snapshots.into_iter().map(entry).collect();
-        // Both ids were given, and they lead to different instances.
+        // Both IDs were given, and they belong to different instances.
         let is_other = |given: &str, found: Option<&str>| !given.is_empty() && found != Some(given);
         entries.retain(|entry| {
             let snapshot = entry.snapshot.as_ref();
@@ -200,7 +200,7 @@ impl ControllerService {
     }
 }
 
-/// A VolumeSnapshotClass has no parameters of ours; csi-snapshotter adds what it knows of the VolumeSnapshot.
+/// A VolumeSnapshotClass has no parameters of this driver; csi-snapshotter adds metadata of the VolumeSnapshot.
 fn parameters(given: &HashMap<String, String>) -> Result<HashMap<String, String>, Error> {
     check_size("parameters", given)?;
     match given.keys().find(|key| !key.starts_with(METADATA_PREFIX)) {
@@ -220,7 +220,7 @@ fn to_csi_snapshot(home: &Home, snapshot: &admin::Snapshot) -> Snapshot {
     }
 }
 
-/// What a volume was made of, as CSI has it.
+/// Converts the source of a volume to CSI.
 pub(super) fn content_source(home: &Home, volume: &admin::Volume) -> Option<VolumeContentSource> {
     let r#type = if !volume.source_snapshot_id.is_empty() {
         Type::Snapshot(SnapshotSource { snapshot_id: home.volume_id(&volume.source_snapshot_id) })

@@ -1,4 +1,4 @@
-//! What a volume that is there must be like to be the one that is asked for.
+//! Compares an existing volume with a request.
 
 use std::collections::HashMap;
 
@@ -16,22 +16,23 @@ use crate::parameters::Parameters;
 use crate::secrets::Credentials;
 use crate::transport::Transport;
 
-/// Labels that the driver keeps with a volume, beside the orchestrator's.
+/// Labels that the driver stores with a volume, in addition to the orchestrator's.
 pub(super) const LABEL_NAME: &str = "csi.forebay.io/name";
 pub(super) const LABEL_SERVER: &str = "csi.forebay.io/server";
-/// What was asked for at first. Servers that do not tell `requested_bytes` have no other record of it without a quota.
+/// The size that was requested at creation. Servers that do not report `requested_bytes` have no other record of it without a
+/// quota.
 pub(super) const LABEL_REQUESTED_BYTES: &str = "csi.forebay.io/requested-bytes";
 
-/// By what it is mounted, where its StorageClass said so.
+/// The transport of its mounts, if its StorageClass specified one.
 pub(super) const LABEL_TRANSPORT: &str = "csi.forebay.io/transport";
 
-/// By what a volume is mounted.
+/// The transport of a volume's mounts.
 pub(super) fn transport(volume: &Volume) -> Transport {
     let word = volume.labels.get(LABEL_TRANSPORT);
     word.and_then(|word| Transport::from_word(word)).unwrap_or_default()
 }
 
-/// The hard limit, or what was asked for last where there is none.
+/// The hard limit, or the last requested size if there is none.
 pub(super) fn size_bytes(volume: &Volume) -> u64 {
     let labelled = || volume.labels.get(LABEL_REQUESTED_BYTES).and_then(|text| text.parse().ok());
     match (volume.capacity_bytes, volume.requested_bytes) {
@@ -40,7 +41,7 @@ pub(super) fn size_bytes(volume: &Volume) -> u64 {
     }
 }
 
-/// CSI CreateVolume: a volume of this name that is not what is asked for is ALREADY_EXISTS.
+/// CSI CreateVolume: an existing volume of this name that does not match the request is ALREADY_EXISTS.
 pub(super) fn check_compatible(
     existing: &Volume,
     name: &str,
@@ -62,7 +63,7 @@ pub(super) fn check_compatible(
     Ok(())
 }
 
-/// What a StorageClass leaves open fits every volume.
+/// Parameters that a StorageClass does not specify match every volume.
 pub(super) fn check_parameters(existing: &Volume, parameters: &Parameters) -> Result<(), Error> {
     let exists = |what| Err(Error::VolumeExists { volume_id: existing.volume_id.clone(), what });
     if parameters.pool.as_ref().is_some_and(|p| *p != existing.pool) {
@@ -84,7 +85,7 @@ pub(super) fn check_parameters(existing: &Volume, parameters: &Parameters) -> Re
     Ok(())
 }
 
-/// A context that is given must be this volume's.
+/// A given context must be this volume's.
 pub(super) fn check_context(
     home: &Home,
     existing: &Volume,
@@ -100,7 +101,7 @@ pub(super) fn check_context(
     home.check_location(&context.location)
 }
 
-/// Whether a node would take the mount flags.
+/// Whether a node would accept the mount flags.
 pub(super) fn check_mount_flags(
     capabilities: &[csi::VolumeCapability],
     protection: Protection,
@@ -109,7 +110,7 @@ pub(super) fn check_mount_flags(
     capabilities.iter().try_for_each(|capability| mount_options(capability, protection, transport).map(drop))
 }
 
-/// Whether a node would take the mount flags of a new volume.
+/// Whether a node would accept the mount flags of a new volume.
 pub(super) fn check_mount_flags_of_new(
     capabilities: &[csi::VolumeCapability],
     protection: Protection,

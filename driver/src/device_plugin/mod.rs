@@ -1,11 +1,11 @@
-//! The node's RDMA devices, offered to containers through the kubelet (device plugins, v1beta1).
+//! Offers the node's RDMA devices to containers through the kubelet (device plugins, v1beta1).
 //!
-//! A container reaches /dev/infiniband only where its device cgroup allows it, which a mount does not change unless the
-//! container is privileged; the kubelet's device plugins do. All containers share the same devices, so what is counted are
-//! shares of a fixed number.
+//! A container can access /dev/infiniband only if its device cgroup allows it. A mount does not change the cgroup unless the
+//! container is privileged, but the kubelet's device plugins do. All containers share the same devices, so the plugin counts a
+//! fixed number of shares.
 //!
-//! The kubelet forgets a plugin when it restarts (it empties its folder) and when the list of devices ends. In both cases
-//! the plugin makes its socket again and registers again.
+//! The kubelet drops a plugin when the kubelet restarts (it empties its directory) and when the stream of the device list ends.
+//! In both cases, the plugin creates its socket and registers again.
 
 mod offer;
 
@@ -35,27 +35,27 @@ use crate::limits::{KUBELET_DEADLINE, RDMA_SHARES_MAX};
 use crate::registration::authority::Localhost;
 use crate::socket::{self, SocketFile};
 
-/// Version of the interface.
+/// Version of the API.
 const VERSION: &str = "v1beta1";
 
-/// The kubelet's socket and the plugin's, in the kubelet's folder.
+/// Sockets of the kubelet and the plugin, in the kubelet's directory.
 const KUBELET_SOCKET: &str = "kubelet.sock";
 const OWN_SOCKET: &str = "csi.forebay.io-rdma.sock";
 
-/// How often is looked whether both sockets are still there, and how long after a failure the kubelet is asked again.
+/// Interval of the check that both sockets still exist, and delay before a retry after a failure.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What the kubelet calls a device that containers may get, and one that they may not.
+/// The kubelet's health values of devices that containers can and cannot get.
 const HEALTHY: &str = "Healthy";
 const UNHEALTHY: &str = "Unhealthy";
 
-/// Offers the devices until `stop`. What fails is tried again: a node mounts volumes without it.
+/// Offers the devices until `stop`. Failures are retried: a node mounts volumes without this plugin.
 pub(crate) async fn run(folder: PathBuf, offer: watch::Receiver<Offer>, mut stop: watch::Receiver<bool>) {
     let mut failing = false;
     loop {
         let served = tokio::select! {
             served = serve(&folder, &offer, &mut failing) => served,
-            // An error means that the sender is gone, which ends the driver as well.
+            // An error means that the sender was dropped, which also ends the driver.
             _ = stop.wait_for(|stop| *stop) => break,
         };
         match served {
@@ -75,10 +75,10 @@ pub(crate) async fn run(folder: PathBuf, offer: watch::Receiver<Offer>, mut stop
             _ = stop.wait_for(|stop| *stop) => break,
         }
     }
-    // The socket has gone with the future; the kubelet then takes the devices for gone, as they are.
+    // Dropping the future has removed the socket; the kubelet then correctly considers the devices gone.
 }
 
-/// Registers once and serves for as long as the kubelet knows of it. Says why it does not any more.
+/// Registers once and serves until the kubelet drops the registration. Returns why it ended.
 async fn serve(
     folder: &Path,
     offer: &watch::Receiver<Offer>,
@@ -99,7 +99,7 @@ async fn serve(
         .add_service(DevicePluginServer::new(service))
         .serve_with_incoming(UnixListenerStream::new(listener).map(|stream| stream.map(Localhost::new)));
     let registered = async {
-        // Before it is called, so that one that restarts meanwhile is seen.
+        // Before the kubelet is called, so that a concurrent restart is detected.
         let found = SocketFile::at(&kubelet).with_context(|| format!("look at {}", kubelet.display()))?;
         register(&kubelet).await.context("register with the kubelet as a device plugin")?;
         info!(resource = RESOURCE_RDMA, "the kubelet knows of the node's RDMA devices");
@@ -107,7 +107,7 @@ async fn serve(
         Ok(tokio::select! {
             () = own.vanished(WATCH_INTERVAL) => "the plugin's socket has vanished",
             () = found.vanished(WATCH_INTERVAL) => "the kubelet's socket is another one",
-            // None while the service lives, which it does as long as this.
+            // `None` cannot occur here: the service, which holds a sender, lives as long as this.
             _ = ends.recv() => "the kubelet does not follow the list of devices any more",
         })
     };
@@ -120,7 +120,7 @@ async fn serve(
     }
 }
 
-/// Tells the kubelet of the plugin. It connects to the plugin's socket before it answers.
+/// Registers the plugin with the kubelet, which connects to the plugin's socket before it responds.
 async fn register(kubelet: &Path) -> anyhow::Result<()> {
     let path = kubelet.to_str().context("the path of the kubelet's socket is not UTF-8")?;
     let endpoint = Endpoint::from_shared(format!("unix://{path}"))?.connect_timeout(KUBELET_DEADLINE);
@@ -145,17 +145,17 @@ struct Service {
     ended: mpsc::Sender<()>,
 }
 
-/// Tells that it was dropped.
+/// Signals when it is dropped.
 struct Following(mpsc::Sender<()>);
 
 impl Drop for Following {
     fn drop(&mut self) {
-        // If one is waiting already, that one is notified.
+        // If a signal is already pending, it is sufficient.
         let _ = self.0.try_send(());
     }
 }
 
-/// The shares as reported to the kubelet: none if the node has no RDMA device.
+/// The shares reported to the kubelet: none if the node has no RDMA device.
 fn devices(offer: &Offer) -> Vec<Device> {
     let shares = if offer.nodes.is_empty() { 0 } else { RDMA_SHARES_MAX };
     let health = if offer.usable { HEALTHY } else { UNHEALTHY };
@@ -182,7 +182,7 @@ impl DevicePlugin for Service {
         offer.mark_changed();
         let following = Following(self.ended.clone());
         let list = unfold((offer, following), |(mut offer, following)| async move {
-            // The agent is gone when the driver ends.
+            // The agent has ended, because the driver ends.
             offer.changed().await.ok()?;
             let devices = devices(&offer.borrow_and_update());
             Some((Ok(ListAndWatchResponse { devices }), (offer, following)))

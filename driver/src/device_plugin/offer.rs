@@ -1,4 +1,4 @@
-//! What a container needs to use RDMA, as the host's sysfs tells it.
+//! The RDMA device nodes for containers, as found in the host's sysfs.
 
 use std::fs;
 use std::path::Path;
@@ -11,20 +11,20 @@ const CONNECTION_MANAGER: &str = "sys/class/misc/rdma_cm";
 /// Devices of verbs (module ib_uverbs), in sysfs.
 const VERBS: &str = "sys/class/infiniband_verbs";
 
-/// Where udev makes the device nodes of both.
+/// Directory of both kinds of device nodes, created by udev.
 const NODES: &str = "/dev/infiniband";
 
-/// What the node can give to containers.
+/// The devices that the node can offer to containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// Device nodes that a container needs, the same in it as on the host; empty where the node has no RDMA device.
+    /// Device nodes that a container requires, with the same paths as on the host; empty if the node has no RDMA device.
     pub(crate) nodes: Vec<String>,
-    /// Whether SMB Direct could run with them now.
+    /// Whether SMB Direct can use them now.
     pub(crate) usable: bool,
 }
 
 impl Offer {
-    /// What the host below `root` has. The nodes themselves are not looked at: this container's /dev is not the host's.
+    /// Reads the devices of the host below `root`. Does not check the device nodes: this container's /dev is not the host's.
     pub(crate) fn read(root: &Path, has_usable_port: bool) -> Self {
         let mut names: Vec<String> = fs::read_dir(root.join(VERBS))
             .into_iter()
@@ -37,7 +37,7 @@ impl Offer {
         if names.is_empty() {
             return Self::default();
         }
-        // A container would not start without its device, so nothing is healthy without the connection manager.
+        // A container would not start without its device, so devices are unhealthy without the connection manager.
         let managed = root.join(CONNECTION_MANAGER).exists();
         if managed {
             names.insert(0, "rdma_cm".to_owned());

@@ -1,4 +1,4 @@
-//! The plugin, spoken with as the kubelet does it: the test is the kubelet.
+//! Tests the plugin through its API: the test acts as the kubelet.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use super::*;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What registered is passed on to the test.
+/// Passes registrations on to the test.
 struct Kubelet(mpsc::UnboundedSender<RegisterRequest>);
 
 #[tonic::async_trait]
@@ -37,7 +37,7 @@ struct Stage {
 fn start_kubelet(folder: &Path) -> (JoinHandle<()>, mpsc::UnboundedReceiver<RegisterRequest>) {
     let (sender, registered) = mpsc::unbounded_channel();
     let (listener, own) = socket::listen_at(&folder.join(KUBELET_SOCKET)).expect("free");
-    // The kubelet leaves its socket where it is.
+    // The kubelet does not remove its socket.
     std::mem::forget(own);
     let serving = Server::builder()
         .add_service(RegistrationServer::new(Kubelet(sender)))
@@ -60,7 +60,7 @@ impl Stage {
         Self { folder, kubelet, registered, offer, stop, running }
     }
 
-    /// Waits for the registration, and connects to the endpoint that it names.
+    /// Waits for the registration, and connects to the endpoint in it.
     async fn registered(&mut self) -> DevicePluginClient<Channel> {
         let request = timeout(DEADLINE, self.registered.recv()).await.expect("in time").expect("it runs");
         assert_eq!((request.version.as_str(), request.resource_name.as_str()), (VERSION, RESOURCE_RDMA));
@@ -133,7 +133,7 @@ async fn a_kubelet_that_restarts_gets_the_devices_again() {
     let mut client = stage.registered().await;
     next(&mut follow(&mut client).await).await;
 
-    // It empties its folder when it starts.
+    // The kubelet empties its directory on startup.
     stage.kubelet.abort();
     for socket in [OWN_SOCKET, KUBELET_SOCKET] {
         fs::remove_file(stage.folder.path().join(socket)).expect("there");

@@ -1,8 +1,8 @@
-//! Which calls of the node may be under way at the same time.
+//! Controls which calls of the node can run at the same time.
 //!
-//! Staging and unstaging are about a volume, so they want it alone. Publishing and unpublishing are about one target
-//! path: pods of one volume come and go without waiting for each other. A publish also keeps the volume from being
-//! staged or unstaged meanwhile; an unpublish does not, for it may hang where the server is gone.
+//! Staging and unstaging affect a volume, so they require exclusive access to it. Publishing and unpublishing affect one target
+//! path: pods of one volume start and stop without waiting for each other. A publish also excludes concurrent staging and
+//! unstaging of the volume; an unpublish does not, because it can hang if the server is gone.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::Error;
 use crate::limits::IN_FLIGHT_MAX;
 
-/// What is claimed on this node.
+/// The claims on this node.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Claims(Arc<Mutex<Table>>);
 
@@ -26,30 +26,30 @@ struct Table {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Users {
     Alone,
-    /// So many calls that leave the volume staged.
+    /// The number of calls that leave the volume staged.
     Together(usize),
 }
 
 /// How a publish uses its volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sharing {
-    /// No other publish of the volume meanwhile.
+    /// Excludes other publishes of the volume.
     Alone,
     Together,
 }
 
 impl Claims {
-    /// For a call that stages or unstages the volume.
+    /// Claims the volume for a call that stages or unstages it.
     pub(super) fn volume(&self, volume_id: &str) -> Result<Claim, Error> {
         self.claim(Some((volume_id, Sharing::Alone)), None, volume_id)
     }
 
-    /// For a call that shows the volume at `target`.
+    /// Claims the volume and the target for a call that publishes the volume at `target`.
     pub(super) fn publish(&self, volume_id: &str, target: &Path, sharing: Sharing) -> Result<Claim, Error> {
         self.claim(Some((volume_id, sharing)), Some(target), volume_id)
     }
 
-    /// For a call that takes the volume away from `target`.
+    /// Claims the target for a call that unpublishes the volume from `target`.
     pub(super) fn unpublish(&self, volume_id: &str, target: &Path) -> Result<Claim, Error> {
         self.claim(None, Some(target), volume_id)
     }
@@ -90,12 +90,12 @@ impl Claims {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // The table is whole between any two statements, so a panic elsewhere cannot have spoiled it.
+        // The table is consistent between any two statements, so a panic elsewhere cannot have corrupted it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a call has claimed, until it is dropped.
+/// The claim of a call, held until it is dropped.
 #[derive(Debug)]
 pub(super) struct Claim {
     volume_id: Option<String>,
@@ -104,7 +104,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Lets a thread work under the claim that may never end. The claim ends with both, or when it is taken back.
+    /// Shares the claim with a thread that may never end. The claim ends when both parts are dropped, or when it is taken back.
     pub(super) fn lend(self) -> (Lent, Permit) {
         let claim = Arc::new(Mutex::new(Some(self)));
         (Lent(Arc::clone(&claim)), Permit(claim))
@@ -129,24 +129,25 @@ impl Drop for Claim {
 
 type Shared = Arc<Mutex<Option<Claim>>>;
 
-/// The caller's part of a claim that a thread works under.
+/// The caller's part of a shared claim.
 #[derive(Debug)]
 pub(super) struct Lent(Shared);
 
 impl Lent {
-    /// Ends the thread's permit, whatever the thread does.
+    /// Revokes the thread's permit, whatever the thread does.
     pub(super) fn take_back(self) -> Claim {
         let claim = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         claim.expect("only this takes it, and consumes itself")
     }
 }
 
-/// The thread's part.
+/// The thread's part of a shared claim.
 #[derive(Debug)]
 pub(super) struct Permit(Shared);
 
 impl Permit {
-    /// Whether the thread may go on. It asks before each step: after a call that hung, the path may be another's.
+    /// Whether the thread may continue. The thread checks before each step: after a call that hung, another call may have
+    /// claimed the path.
     pub(super) fn holds(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }

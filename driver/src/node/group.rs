@@ -1,9 +1,9 @@
-//! Where a volume shows which group.
+//! Mounts of a volume for different groups.
 //!
-//! An SMB mount shows one group for all its files, and pods of one node can have different ones (fsGroup). The first pod's
-//! group is that of the mount at the staging path; each further group has a mount of its own beside it, called
-//! `<staging path>.gid-<number>`, made when a pod of that group is published: the kubelet stages a volume once a node. The
-//! kernel's client uses one connection for all of them.
+//! An SMB mount has one group for all its files, and pods on one node can have different groups (fsGroup). The mount at the
+//! staging path has the first pod's group. Each further group has its own mount beside it, named `<staging path>.gid-<number>`,
+//! which is created when a pod of that group is published, because the kubelet stages a volume once per node. The kernel's
+//! client uses one connection for all of them.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -13,17 +13,17 @@ use super::io_error;
 use crate::error::Error;
 use crate::mountinfo::{MountEntry, MountTable, resolve};
 
-/// Between the staging path and the number of a group.
+/// Separator between the staging path and the group's number.
 const MARK: &str = ".gid-";
 
-/// Where a volume with a certain group is, or goes.
+/// The mount of a volume with a given group, or the path to create it at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Mounted { path: PathBuf, entry: MountEntry },
     Free(PathBuf),
 }
 
-/// Looks only at the table: what is mounted there may hang.
+/// Reads only the mount table: mounts there may hang.
 pub(super) fn find(table: &MountTable, staging: &Path, gid: u32) -> Result<Place, Error> {
     let mounted = |path: &Path| -> Result<Option<MountEntry>, Error> {
         let resolved = resolve(path).map_err(|e| io_error("resolve", path, e))?;
@@ -46,7 +46,7 @@ pub(super) fn find(table: &MountTable, staging: &Path, gid: u32) -> Result<Place
     }
 }
 
-/// The directories beside the staging path that were made for further groups.
+/// The directories beside the staging path that were created for further groups.
 pub(super) fn beside(staging: &Path) -> Result<Vec<PathBuf>, Error> {
     let (Some(parent), Some(name)) = (staging.parent(), staging.file_name()) else { return Ok(Vec::new()) };
     let entries = match std::fs::read_dir(parent) {
@@ -64,7 +64,7 @@ pub(super) fn beside(staging: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
-/// Whether `path` is the staging path, or one beside it for another group.
+/// Whether `path` is the staging path, or a path beside it for another group.
 pub(super) fn belongs(path: &Path, staging: &Path) -> bool {
     match (path.file_name(), staging.file_name()) {
         (Some(candidate), Some(name)) => path == staging || is_beside(candidate, name),

@@ -1,4 +1,4 @@
-//! Asking the file system at a path how full it is: statfs on threads that may hang, one for each path.
+//! Measures the usage of file systems: statfs on threads that may hang, one for each path.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use crate::error::Error;
 use crate::limits::IN_FLIGHT_MAX;
 
-/// The measurements under way.
+/// The measurements in progress.
 #[derive(Clone, Default)]
 pub(super) struct Measurements(Arc<Mutex<Table>>);
 
@@ -29,7 +29,7 @@ impl fmt::Debug for Measurements {
 struct Table {
     next: u64,
     running: HashMap<PathBuf, Running>,
-    /// Threads that have not ended, including those with a path that was given up.
+    /// Threads that have not ended, including those of abandoned paths.
     threads: usize,
     /// Paths that a call is about to unmount.
     held: HashSet<PathBuf>,
@@ -43,19 +43,19 @@ struct Running {
     result: watch::Receiver<Option<Measured>>,
 }
 
-/// What statfs returned.
+/// The result of statfs.
 pub(super) type Measured = Result<Arc<StatVfs>, Errno>;
 
-/// What a measurement came to.
+/// The outcome of a measurement.
 pub(super) enum Answer {
     Measured(Measured),
-    /// Nothing for the whole of the deadline.
+    /// No result within the deadline.
     Silent,
 }
 
 impl Measurements {
-    /// Asks the mount that is at the path, and waits no longer than `deadline`. A call during a measurement of the same mount
-    /// shares its result.
+    /// Measures the mount at the path, and waits at most `deadline`. A call during a measurement of the same mount shares its
+    /// result.
     pub(super) async fn measure(
         &self,
         path: &Path,
@@ -71,7 +71,7 @@ impl Measurements {
         if table.held.contains(path) {
             return Err(Error::InFlight(path.display().to_string()));
         }
-        // One that hangs may be of a mount that was there before.
+        // A hanging measurement may belong to an earlier mount.
         if let Some(running) = table.running.get(path).filter(|running| running.mount_id == mount_id) {
             return Ok(running.clone());
         }
@@ -96,7 +96,7 @@ impl Measurements {
         Ok(running)
     }
 
-    /// Keeps new measurements from the path: a statfs makes its mount busy.
+    /// Blocks new measurements of the path: a statfs makes its mount busy.
     pub(super) fn hold(&self, path: &Path) -> Hold {
         let is_first = self.table().held.insert(path.to_owned());
         debug_assert!(is_first, "a claim is held for the path");
@@ -124,13 +124,13 @@ impl Measurements {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // The table is whole whenever something in it could panic.
+        // The table is consistent at every point that could panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Running {
-    /// For what is left of the deadline, which began with the measurement.
+    /// Waits for the rest of the deadline, which started with the measurement.
     async fn wait(mut self, deadline: Duration) -> Answer {
         let left = deadline.saturating_sub(self.since.elapsed());
         match timeout(left, self.result.wait_for(Option::is_some)).await {
@@ -141,14 +141,14 @@ impl Running {
     }
 }
 
-/// As long as this lives, nothing measures the path but what was under way before.
+/// While this exists, no new measurement of the path starts.
 pub(super) struct Hold {
     path: PathBuf,
     of: Measurements,
 }
 
 impl Hold {
-    /// Waits for the measurement of this mount that is under way, as long as it may take. Whether it hangs.
+    /// Waits for the measurement of this mount in progress, up to its deadline. Returns whether it hangs.
     pub(super) async fn hangs(&self, mount_id: u64, deadline: Duration) -> bool {
         let running = self.of.table().running.get(&self.path).cloned();
         match running.filter(|running| running.mount_id == mount_id) {

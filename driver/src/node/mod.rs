@@ -40,7 +40,7 @@ use crate::node::password::Passwords;
 use crate::node::reported::Reported;
 use crate::observe::observe;
 
-/// How long the calls of the node wait for the kernel.
+/// How long the node's calls wait for the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadlines {
     pub(crate) mount: Duration,
@@ -48,30 +48,30 @@ pub(crate) struct Deadlines {
     pub(crate) stats: Duration,
 }
 
-/// Mounts, shows and measures volumes on this node.
+/// Mounts, publishes and measures volumes on this node.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeService {
     node_id: Arc<str>,
     deadlines: Deadlines,
-    /// Where instances are looked up, in Kubernetes.
+    /// Used to look up instances, in Kubernetes.
     clusters: Option<Clusters>,
-    /// What this node has.
+    /// The hardware of this node.
     host: Arc<Host>,
-    /// How volumes are mounted that could have been mounted otherwise.
+    /// Details of mounts that the mount table does not show.
     reported: Reported,
-    /// Which password each mount got last.
+    /// The last password of each mount.
     passwords: Passwords,
-    /// Calls that change what is mounted.
+    /// Calls that change mounts.
     claims: Claims,
-    /// Calls that look; apart, so that a hanging statfs does not keep a volume from being unmounted.
+    /// Calls that only measure; kept separate, so that a hanging statfs does not prevent an unmount of the volume.
     measuring: Measurements,
-    /// Turns to look at the node's hardware, and whether a look hangs.
+    /// Serializes reads of the node's hardware, and detects one that hangs.
     turn: Arc<Mutex<()>>,
     looking: InFlight,
 }
 
 impl NodeService {
-    /// On the host with its trees below `host_root`.
+    /// Creates the service on the host with its file trees below `host_root`.
     pub(crate) fn new(
         node_id: &str,
         deadlines: Deadlines,
@@ -93,7 +93,7 @@ impl NodeService {
     }
 }
 
-/// Makes the directory to mount at, where it is not there.
+/// Creates the mount point directory if it does not exist.
 fn make_target(path: &Path) -> Result<PathBuf, Error> {
     std::fs::create_dir_all(path).map_err(|e| io_error("create", path, e))?;
     resolve(path)
@@ -184,7 +184,7 @@ impl Node for NodeService {
         &self,
         _: Request<NodeExpandVolumeRequest>,
     ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
-        // The server's quota is the size; a mounted client sees it at its next statfs.
+        // The server's quota is the size; a mounted client sees a change at its next statfs.
         Err(Error::NotOffered("NodeExpandVolume").into())
     }
 

@@ -1,8 +1,8 @@
-//! Another password for a volume that is mounted.
+//! Updates the password of a mounted volume.
 //!
-//! The kernel's client keeps the password of a mount for reconnections, and takes a second one while it is mounted, which it tries where
-//! the first is refused (`password2`, Linux 6.9). The kubelet publishes volumes again from time to time, with what their Secret
-//! holds by then (CSIDriver.spec.requiresRepublish): a password that a mount does not know yet is given to it then.
+//! The kernel's client stores the password of a mount for reconnections, and accepts a second one on a remount, which it tries
+//! if the first one is refused (`password2`, Linux 6.9). The kubelet periodically publishes volumes again, with the current
+//! contents of their Secret (CSIDriver.spec.requiresRepublish): a mount then gets a password that it does not have yet.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -24,7 +24,7 @@ use crate::mountinfo::{MountEntry, resolve};
 use crate::options::MountOptions;
 use crate::secrets::Given;
 
-/// The password that each mount got last, as a hash that means nothing elsewhere.
+/// The last password of each mount, as a hash that is useless elsewhere.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Passwords {
     hasher: Arc<RandomState>,
@@ -32,7 +32,7 @@ pub(super) struct Passwords {
 }
 
 impl Passwords {
-    /// The mount at `path` has this password.
+    /// Records that the mount at `path` has this password.
     pub(super) fn note(&self, path: &Path, password: &str) {
         self.lock().insert(path.to_owned(), self.hasher.hash_one(password));
     }
@@ -41,7 +41,7 @@ impl Passwords {
         self.lock().get(path) == Some(&self.hasher.hash_one(password))
     }
 
-    /// Nothing is mounted at `staging`, or beside it for another group, any more.
+    /// Removes the records of the mounts at `staging`, and beside it for other groups, after they were unmounted.
     pub(super) fn forget(&self, staging: &Path) {
         self.lock().retain(|path, _| path.parent() != staging.parent() || !belongs(path, staging));
     }
@@ -52,8 +52,8 @@ impl Passwords {
 }
 
 impl NodeService {
-    /// Gives the mount the password that is good now, where it does not know it. A mount goes on with those that it has where
-    /// that fails, so this is no reason not to publish the volume.
+    /// Gives the mount the current password if it does not have it. If that fails, the mount keeps working with its existing
+    /// passwords, so the volume is still published.
     pub(super) async fn renew_password(
         &self,
         claim: Claim,
@@ -69,7 +69,7 @@ impl NodeService {
         if !entry.is_smb() || self.passwords.knows(path, password) {
             return Ok(claim);
         }
-        // A mount that is silent would hang.
+        // A remount of an unresponsive mount would hang.
         if !self.answers(path, entry.id).await? {
             return Ok(claim);
         }
@@ -85,7 +85,7 @@ impl NodeService {
                 }
             },
         };
-        // The claim is on the path, and the path on the mount: both are what they were.
+        // The claim covers the path; the check confirms that the same mount is still there.
         let (work_path, entry, given) = (path.to_owned(), entry.clone(), credentials.clone());
         let (claim, renewed) = under(claim, "remount", self.deadlines.mount, move || {
             let resolved = resolve(&work_path).map_err(|e| io_error("resolve", &work_path, e))?;
@@ -120,7 +120,7 @@ impl NodeService {
     }
 }
 
-/// All options again: what is left out falls back to the client's defaults.
+/// Passes all options again: omitted ones would revert to the client's defaults.
 fn remount(
     path: &Path,
     entry: &MountEntry,

@@ -1,4 +1,4 @@
-//! NodePublishVolume and NodeUnpublishVolume: the staged mount shown in a pod's directory.
+//! NodePublishVolume and NodeUnpublishVolume: bind-mounts the staged mount in a pod's directory.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -39,7 +39,7 @@ impl NodeService {
         let capability = Capability::parse(request.volume_capability.as_ref())?;
         let volume_id = request.volume_id.clone();
         if request.staging_target_path.is_empty() {
-            // CSI NodePublishVolume: FAILED_PRECONDITION where STAGE_UNSTAGE_VOLUME is offered.
+            // CSI NodePublishVolume: FAILED_PRECONDITION if STAGE_UNSTAGE_VOLUME is offered.
             return Err(Error::NotStaged { volume_id, path: "an empty staging_target_path".into() });
         }
         let staging = check_path("staging_target_path", &request.staging_target_path)?;
@@ -54,7 +54,7 @@ impl NodeService {
         let (mut claim, place, there) = self.find(claim, &staging, gid, &target).await?;
         let share = VolumeContext::parse(&request.volume_context).ok().map(|context| context.share);
         if there.is_some() && there.as_deref() == share.as_ref().map(VolumeId::as_str) {
-            // The kubelet's repetition for a pod that runs: the pod has its mount, and no other one would reach it.
+            // The kubelet repeats the call for a running pod: the pod has its mount, and a new one would not reach it.
             if let (Ok(given), Place::Mounted { path, entry }) = (given, &place) {
                 let context = &request.volume_context;
                 claim = self.renew_password(claim, path, entry, &capability, context, given).await?;
@@ -66,8 +66,8 @@ impl NodeService {
             under(claim, "look", self.deadlines.mount, check).await?;
             return Ok(NodePublishVolumeResponse {});
         }
-        // The kubelet stages a volume only while no pod of the node has it. That a pod has another group, or that the mount is
-        // of no use any more, is found here, and this mounts again where the call has the Secret.
+        // The kubelet stages a volume only while no pod of the node uses it. A pod with another group, or an unusable mount, is
+        // detected here, and this call mounts again if it has the Secret.
         if let Some(unstaged) = self.unusable(&place, &staging, gid, &request).await? {
             drop(claim);
             let given = match (given, place) {
@@ -94,7 +94,7 @@ impl NodeService {
         Ok(NodePublishVolumeResponse {})
     }
 
-    /// Where the volume is with this group, and the share that is mounted at the target.
+    /// Finds the volume's mount for this group, and the share that is mounted at the target.
     async fn find(
         &self,
         claim: Claim,
@@ -113,7 +113,7 @@ impl NodeService {
         Ok((claim, place, there))
     }
 
-    /// Why what is there cannot be published; `None` where it can.
+    /// Why the place cannot be published; `None` if it can.
     async fn unusable(
         &self,
         place: &Place,
@@ -143,8 +143,8 @@ impl NodeService {
         }))
     }
 
-    /// Whether a pod would wait for ever on the mount: it is silent, and its server is elsewhere. A server that is away
-    /// comes back to its address.
+    /// Whether a pod would wait forever on the mount: it does not respond, and its server has another address. A server that is
+    /// only unreachable returns at its address.
     async fn is_dead(
         &self,
         path: &Path,
@@ -173,7 +173,7 @@ impl NodeService {
     }
 }
 
-/// The mount of the volume there.
+/// The mount of the volume at the place.
 fn staged(place: Place, volume_id: &str) -> Result<(PathBuf, MountEntry), Error> {
     match place {
         Place::Mounted { path, entry } => Ok((path, entry)),
@@ -183,7 +183,7 @@ fn staged(place: Place, volume_id: &str) -> Result<(PathBuf, MountEntry), Error>
     }
 }
 
-/// On a thread of its own: everything here may block.
+/// Runs on a dedicated thread, because every step can block.
 fn publish(
     volume_id: &str,
     staging: &Path,
@@ -199,7 +199,7 @@ fn publish(
         && let Some(entry) = table.at(&resolved)
     {
         let taken = |found| Err(Error::PathTaken { path: target.display().to_string(), found });
-        // The same volume, published before it was mounted again from elsewhere, is what was asked for, too.
+        // The same volume, published before it was mounted again from another address, also satisfies the request.
         let is_same = (&entry.device, &entry.root) == (&staged.device, &staged.root)
             || entry.is_smb() && (entry.share(), entry.gid()) == (staged.share(), staged.gid());
         if !is_same {
@@ -211,7 +211,7 @@ fn publish(
         return Ok(());
     }
 
-    // CSI NodePublishVolume: SINGLE_NODE_SINGLE_WRITER is one target path at a time.
+    // CSI NodePublishVolume: SINGLE_NODE_SINGLE_WRITER allows one target path at a time.
     if is_exclusive && let Some(path) = published(&table, staging)? {
         return Err(Error::PublishedElsewhere { path: path.display().to_string() });
     }
@@ -220,7 +220,7 @@ fn publish(
     mount::bind(&path, &target, attributes).map_err(Error::from)
 }
 
-/// A path at which the volume is published, whatever group it shows there.
+/// A path at which the volume is published, with any group.
 fn published(table: &MountTable, staging: &Path) -> Result<Option<PathBuf>, Error> {
     let mut staged = Vec::new();
     for path in group::beside(staging)?.into_iter().chain([staging.to_owned()]) {

@@ -1,4 +1,4 @@
-//! How volumes came to be mounted, for calls that ask for their condition and for the pods that use them.
+//! Records how volumes were mounted, for calls that report their condition and for the pods that use them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,21 +14,21 @@ use crate::identity::DRIVER_NAME;
 use crate::limits::{KUBERNETES_DEADLINE, MOUNT_NOTES_MAX};
 use crate::transport::{Choice, Over};
 
-/// Longest note that the API server takes.
+/// Longest note that the API server accepts.
 const NOTE_BYTES_MAX: usize = 1024;
 
-/// What is remembered, until the volume is unmounted or the driver ends.
+/// Records that are kept until the volume is unmounted or the driver ends.
 #[derive(Clone)]
 pub(super) struct Reported {
     by_volume: Arc<Mutex<HashMap<String, Note>>>,
-    /// In Kubernetes.
+    /// Set in Kubernetes.
     recorder: Option<Recorder>,
 }
 
-/// What the table of mounts does not show of a volume's mount.
+/// Details of a volume's mount that the mount table does not show.
 #[derive(Clone, Debug)]
 struct Note {
-    /// Where there is something to say about the transport.
+    /// Set if the transport needs an explanation.
     choice: Option<Choice>,
     is_signed: bool,
 }
@@ -46,7 +46,7 @@ impl Reported {
     }
 
     fn by_volume(&self) -> MutexGuard<'_, HashMap<String, Note>> {
-        // Each change is one call of the map.
+        // Each change is a single call on the map.
         self.by_volume.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -63,17 +63,17 @@ impl Reported {
         self.by_volume().remove(volume_id);
     }
 
-    /// What there is to say of a volume's mount.
+    /// The recorded transport choice of a volume's mount, if it needs an explanation.
     pub(super) fn of(&self, volume_id: &str) -> Option<Choice> {
         self.by_volume().get(volume_id)?.choice.clone()
     }
 
-    /// Whether the volume was mounted with `sign`, where this process mounted it.
+    /// Whether the volume was mounted with `sign`, if this process mounted it.
     pub(super) fn is_signed(&self, volume_id: &str) -> Option<bool> {
         self.by_volume().get(volume_id).map(|note| note.is_signed)
     }
 
-    /// Tells a pod that its volume uses less than it could. The pod does not wait for it.
+    /// Reports to a pod that its volume uses less than it could. Does not block the pod.
     pub(super) fn published(&self, volume_id: &str, pod: ObjectReference) {
         let Some(event) = self.of(volume_id).and_then(|choice| event(volume_id, &choice)) else { return };
         let Some(recorder) = self.recorder.clone() else { return };
@@ -89,7 +89,7 @@ impl Reported {
     }
 }
 
-/// The Event for a mount that is less than both ends together could have been.
+/// The Event for a mount that uses less than both ends together could support.
 fn event(volume_id: &str, choice: &Choice) -> Option<Event> {
     let why = choice.why.as_ref().filter(|_| choice.is_less && choice.over == Over::Tcp)?;
     let mut note = format!("volume {volume_id} is mounted over TCP, its server takes RDMA: {why}");
@@ -105,7 +105,7 @@ fn event(volume_id: &str, choice: &Choice) -> Option<Event> {
     })
 }
 
-/// The pod that a volume is published for, as the kubelet tells it (CSIDriver.spec.podInfoOnMount).
+/// The pod that a volume is published for, as passed by the kubelet (CSIDriver.spec.podInfoOnMount).
 pub(super) fn pod_of(context: &HashMap<String, String>) -> Option<ObjectReference> {
     let get = |key: &str| context.get(&format!("csi.storage.k8s.io/pod.{key}")).cloned();
     Some(ObjectReference {
@@ -140,7 +140,7 @@ mod tests {
         let reported = Reported::new("n", None);
         reported.mounted("v", Choice::short_of("why".to_owned()), false);
         assert_eq!(reported.of("v").and_then(|c| c.why).as_deref(), Some("why"));
-        // Mounted again, over RDMA now.
+        // Mounted again, now over RDMA.
         reported.mounted("v", Choice { over: Over::RdmaOrTcp, why: None, is_less: false }, true);
         assert_eq!((reported.of("v"), reported.is_signed("v")), (None, Some(true)));
         reported.mounted("v", Choice::short_of("why".to_owned()), false);

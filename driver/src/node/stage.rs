@@ -36,7 +36,7 @@ use crate::transport::{self, Choice, Client, Over, Served, Transport};
 /// The kernel's name for its SMB client.
 const FS_TYPE: &str = "cifs";
 
-/// What a look at the node's hardware is claimed by; no volume has this name.
+/// Claim name for reads of the node's hardware; no volume has this name.
 const LOOK: &str = "(node)";
 
 impl NodeService {
@@ -53,7 +53,7 @@ impl NodeService {
         Ok(NodeStageVolumeResponse {})
     }
 
-    /// Mounts the volume at its staging path, or beside that for another group, unless it is there.
+    /// Mounts the volume at its staging path, or beside it for another group, unless it is already mounted.
     pub(super) async fn mount_for(
         &self,
         volume_id: String,
@@ -123,7 +123,7 @@ impl NodeService {
         .await
     }
 
-    /// Mounts, and remembers how. The thread does that: the call may have given up by then.
+    /// Mounts, and records how. The thread does both: the call may have given up by then.
     pub(super) async fn mount_and_tell(
         &self,
         volume_id: &str,
@@ -139,19 +139,19 @@ impl NodeService {
         mounting.await.map(drop)
     }
 
-    /// Whether what is mounted there answers. One that is slower than a volume may be does not.
+    /// Whether the mount at the path responds. A response after the deadline does not count.
     pub(super) async fn answers(&self, path: &Path, mount_id: u64) -> Result<bool, Error> {
         let answer = self.measuring.measure(path, mount_id, self.deadlines.stats).await?;
         Ok(matches!(answer, Answer::Measured(Ok(_))))
     }
 
-    /// Takes away a staged mount that is of no use any more. Pods that use it keep it until they end.
+    /// Detaches a staged mount that is no longer usable. Pods that use it keep it until they end.
     pub(super) async fn discard(&self, path: &Path, claim: Claim) -> Result<Claim, Error> {
         let _hold = self.measuring.hold(path);
         self.detach(path.to_owned(), Directory::Keep, claim).await
     }
 
-    /// The addresses that the volume's server has at present; `None` where they are not known.
+    /// The current addresses of the volume's server; `None` if they are unknown.
     pub(super) async fn present_addresses(&self, context: &VolumeContext) -> Option<Vec<IpAddr>> {
         let servers = match &context.location {
             Location::Servers(servers) => servers.clone(),
@@ -160,7 +160,7 @@ impl NodeService {
         run_until("resolve", CLIENT_DEADLINE, move || present(&servers)).await.ok().flatten()
     }
 
-    /// Where the instance is now.
+    /// The current address of the instance.
     pub(super) async fn locate(
         &self,
         namespace: &str,
@@ -179,7 +179,7 @@ impl NodeService {
         Ok((vec![address], served))
     }
 
-    /// By what to mount, from what is wanted and what both ends have.
+    /// Chooses the transport from the request and the capabilities of both ends.
     async fn choose(
         &self,
         wanted: Transport,
@@ -190,8 +190,8 @@ impl NodeService {
             return Ok(choice);
         }
         let host = Arc::clone(&self.host);
-        // One look at a time: a driver that hangs must not take a thread for every mount. Calls that come while one hangs get
-        // so at once.
+        // One read at a time: a driver that hangs must not block a thread for every mount. Calls that arrive while a read hangs
+        // fail immediately.
         let turn = self.turn.lock().await;
         let looked = match self.looking.claim(LOOK) {
             Ok(claim) => {
@@ -214,7 +214,7 @@ impl NodeService {
         }
     }
 
-    /// CSI NodeUnstageVolume. The staging directory stays: it is the orchestrator's.
+    /// CSI NodeUnstageVolume. Keeps the staging directory: it belongs to the orchestrator.
     pub(super) async fn unstage(
         &self,
         request: NodeUnstageVolumeRequest,
@@ -236,7 +236,7 @@ impl NodeService {
     }
 }
 
-/// Runs a step of a call on a thread of its own and under the call's claim, which a thread that hangs keeps.
+/// Runs a step of a call on a dedicated thread under the call's claim, which a thread that hangs keeps.
 pub(super) async fn under<T: Send + 'static>(
     claim: Claim,
     what: &'static str,
@@ -252,25 +252,25 @@ pub(super) async fn under<T: Send + 'static>(
     Ok((lent.take_back(), value))
 }
 
-/// What is where the volume is to be.
+/// The current mount at the volume's place.
 enum Found {
-    /// Mount it here.
+    /// Nothing is mounted; mount the volume here.
     Nothing(PathBuf),
-    /// The volume.
+    /// The volume is mounted.
     Staged,
-    /// The volume, mounted from an address that its server has no more.
+    /// The volume is mounted, but from an address that its server no longer has.
     Elsewhere { place: PathBuf, mount_id: u64, address: IpAddr },
 }
 
-/// All that a mount needs.
+/// All data that a mount requires.
 struct Staging {
-    /// What is there already needs no address, so not to know it is an error only where it comes to mounting.
+    /// An existing mount requires no address, so an unknown address is an error only if the volume must be mounted.
     target: Result<(Vec<ServerAddress>, Choice), Error>,
-    /// The address is not a part of what the volume is: it was another one, maybe, when it was mounted.
+    /// The address does not identify the volume: it may have been different at mount time.
     is_instance: bool,
-    /// It is to be mounted over RDMA.
+    /// Must be mounted over RDMA.
     is_required: bool,
-    /// Whether the mount that is there was made with `sign`, where that is known: the kernel does not show it.
+    /// Whether the existing mount was created with `sign`, if known: the kernel does not show it.
     is_signed: Option<bool>,
     share: VolumeId,
     credentials: Credentials,
@@ -278,7 +278,7 @@ struct Staging {
 }
 
 impl Staging {
-    /// Looks before anything touches the path, which may be a mount that hangs. May block: names are resolved.
+    /// Runs before anything accesses the path, which may be a mount that hangs. Can block, because it resolves names.
     fn look(&self, staging: &Path) -> Result<Found, Error> {
         let table = mounts()?;
         if let Some(resolved) = resolve(staging).map_err(|e| io_error("resolve", staging, e))?
@@ -300,7 +300,7 @@ impl Staging {
         }
     }
 
-    /// On a thread of its own: everything here may block. Says how it was mounted.
+    /// Mounts the volume on a dedicated thread, because every step can block. Returns how it was mounted.
     fn mount_at(mut self, staging: &Path) -> Result<Choice, Error> {
         let (servers, choice) = std::mem::replace(&mut self.target, Err(Error::NoAddress))?;
         let target = make_target(staging)?;
@@ -318,7 +318,7 @@ impl Staging {
         Ok(choice)
     }
 
-    /// From the first address that answers.
+    /// Mounts from the first address that responds.
     fn mount_over(&self, servers: &[ServerAddress], rdma: bool, target: &Path) -> Result<(), Error> {
         let mut last = None;
         for server in servers {
@@ -347,7 +347,7 @@ impl Staging {
                 Setting::Value("username", &self.credentials.username),
                 Setting::Secret("password", first),
             ];
-            // For a reconnection after the first one has ceased to be good.
+            // Used for a reconnection after the first password has become invalid.
             settings.extend(second.map(|second| Setting::Secret("password2", second)));
             settings.extend(self.options.settings());
             settings.extend(rdma.then_some(Setting::Flag("rdma")));
@@ -355,12 +355,12 @@ impl Staging {
         })
     }
 
-    /// As the kernel shows it in its table of mounts.
+    /// The source as shown in the kernel's mount table.
     fn source(&self, server: &ServerAddress) -> String {
         format!("//{}/{}", server.host, self.share)
     }
 
-    /// CSI: the same volume is staged already (fine) or something else is (not fine).
+    /// CSI: succeeds if the same volume is already staged, and fails if something else is mounted.
     fn check_staged(&self, staging: &Path, entry: &MountEntry) -> Result<(), Error> {
         let taken = |found: String| Err(Error::PathTaken { path: staging.display().to_string(), found });
         let source = entry.source.to_str();
@@ -384,7 +384,7 @@ impl Staging {
         if self.is_signed.is_some_and(|is_signed| is_signed != self.options.has("sign")) {
             return taken("the volume is mounted with another sign".into());
         }
-        // The kernel shows one of both words, `nosoft` and `nohard` as their opposites.
+        // The kernel shows `soft` or `hard`, and `nosoft` and `nohard` as their opposites.
         if self.options.is_hard() && entry.has_super_flag("soft")
             || !self.options.is_hard() && entry.has_super_flag("hard")
         {
@@ -398,9 +398,8 @@ impl Staging {
     }
 }
 
-/// Mounts with the passwords that are good at present, of which there are two while one replaces the other: by the first,
-/// with the second for later where the kernel knows `password2` (Linux 6.9), and by the second where the first is not good
-/// yet, or no more.
+/// Mounts with the currently valid passwords; during a rotation there are two. Uses the first, and passes the second for later
+/// if the kernel supports `password2` (Linux 6.9). Uses the second if the first is not valid yet, or no longer valid.
 fn try_passwords(
     (first, second): (&str, Option<&str>),
     mount: impl Fn(&str, Option<&str>) -> Result<(), MountError>,
@@ -417,14 +416,14 @@ fn try_passwords(
     }
 }
 
-/// The addresses of servers; `None` where none is known.
+/// The addresses of servers; `None` if none is known.
 fn present(servers: &[ServerAddress]) -> Option<Vec<IpAddr>> {
     let found: Vec<IpAddr> =
         servers.iter().filter_map(|server| addresses_of(server).ok()).flatten().collect();
     (!found.is_empty()).then_some(found)
 }
 
-/// The addresses of a server's name; the kernel resolves none.
+/// Resolves a server's name, which the kernel does not do.
 fn addresses_of(server: &ServerAddress) -> Result<Vec<IpAddr>, Error> {
     if let Ok(ip) = server.host.parse() {
         return Ok(vec![ip]);
@@ -439,7 +438,7 @@ fn addresses_of(server: &ServerAddress) -> Result<Vec<IpAddr>, Error> {
             }
             Ok(ips)
         }
-        // A name server that is away is as good as a server that is away.
+        // An unreachable name server is treated like an unreachable server.
         Err(error) => Err(Error::Mount(MountError {
             what: format!("//{}", server.host),
             step: Step::Create,

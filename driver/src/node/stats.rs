@@ -1,4 +1,4 @@
-//! NodeGetVolumeStats: how full a volume is, and whether it answers.
+//! NodeGetVolumeStats: reports the usage of a volume, and whether it responds.
 
 use std::path::Path;
 
@@ -17,8 +17,8 @@ use crate::handle::Handle;
 use crate::mountinfo::resolve;
 
 impl NodeService {
-    /// CSI NodeGetVolumeStats. A volume that does not answer is a condition, not an error: the orchestrator
-    /// shows it to the user.
+    /// CSI NodeGetVolumeStats. A volume that does not respond is a condition, not an error: the orchestrator shows it to the
+    /// user.
     pub(super) async fn stats(
         &self,
         request: NodeGetVolumeStatsRequest,
@@ -50,14 +50,14 @@ impl NodeService {
     }
 }
 
-/// By what an SMB mount goes, as the kernel shows it.
+/// The transport of an SMB mount, as shown by the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
     Rdma,
     Tcp,
 }
 
-/// What is said of a volume that answers. A mount over TCP where RDMA was hoped for is no fault.
+/// The condition message of a volume that responds. A mount over TCP where RDMA was preferred is not a fault.
 fn healthy(over: Option<Shown>, why: Option<&str>) -> String {
     match (over, why) {
         (None, _) => "the volume answers".to_owned(),
@@ -72,14 +72,14 @@ fn abnormal(message: &str) -> NodeGetVolumeStatsResponse {
     NodeGetVolumeStatsResponse { usage: Vec::new(), volume_condition: Some(condition) }
 }
 
-/// Which mount shows the volume at `path`, and by what it goes. It asks the table of mounts only, not the volume.
+/// The mount ID and the transport of the volume at `path`. Reads only the mount table, not the volume.
 fn look(handle: Option<&Handle>, path: &Path) -> Result<(u64, Option<Shown>), Error> {
     let not_mounted = || Error::NotMounted(path.display().to_string());
     let resolved = resolve(path).map_err(|e| io_error("resolve", path, e))?.ok_or_else(not_mounted)?;
     let table = mounts()?;
     let entry = table.at(&resolved).ok_or_else(not_mounted)?;
-    // An SMB mount of another volume is not this volume. An id that is none of this driver's names no share: that of a
-    // PersistentVolume that a person wrote.
+    // An SMB mount of another volume is not this volume. An ID that this driver did not assign, such as in a manually created
+    // PersistentVolume, names no share.
     if let Some(handle) = handle
         && entry.is_smb()
         && entry.share() != Some(handle.share().as_str())
@@ -98,7 +98,7 @@ fn usage(stat: &StatVfs) -> Vec<VolumeUsage> {
         available: bytes(stat.f_bavail),
         used: bytes(stat.f_blocks.saturating_sub(stat.f_bfree)),
     }];
-    // SMB has no count of inodes unless the POSIX extensions are on; 0 is "not known".
+    // SMB reports no inode count unless the POSIX extensions are enabled; 0 means "unknown".
     if stat.f_files != 0 {
         usage.push(VolumeUsage {
             unit: Unit::Inodes.into(),

@@ -1,5 +1,5 @@
-//! The node's calls with real mounts: a tmpfs stands where the SMB mount would be staged, and a FUSE mount
-//! without a server, for a server that went silent. The SMB mount itself is tested in the lab (e2e).
+//! Tests the node's calls with real mounts: a tmpfs in place of the staged SMB mount, and a FUSE mount without a server in
+//! place of an SMB mount with an unresponsive server. The SMB mount itself is tested in the lab (e2e).
 
 mod fuse;
 
@@ -36,7 +36,7 @@ fn may_mount() -> bool {
     }
 }
 
-/// A staging and a target path below a directory that is cleared of mounts at the end.
+/// A staging and a target path below a directory; its mounts are removed at the end.
 struct Scene {
     dir: TempDir,
     node: NodeService,
@@ -71,7 +71,7 @@ impl Scene {
         mount::mount("tmpfs", source, &settings, MountAttrFlags::empty(), &self.path(name)).expect("mounted");
     }
 
-    /// As the kubelet names it, for a second pod.
+    /// A request with the target path that the kubelet uses for a second pod.
     fn second_pod(&self) -> NodePublishVolumeRequest {
         NodePublishVolumeRequest { target_path: self.text("pod2/mount"), ..self.publish_request(false) }
     }
@@ -128,7 +128,7 @@ impl Drop for Scene {
     }
 }
 
-/// Under a claim of its own.
+/// Unmounts under a separate claim.
 fn unmount(path: &Path, how: fn(&Path) -> Result<(), mount::MountError>) -> Result<(), Error> {
     let (_lent, permit) = Claims::default().volume("v").expect("free").lend();
     unmount_all(path, &permit, how)
@@ -176,7 +176,7 @@ async fn a_read_only_volume_cannot_be_written() {
     assert_eq!(error.kind(), io::ErrorKind::ReadOnlyFilesystem);
     fs::write(scene.path("staging/file"), "data").expect("only the target is read-only");
 
-    // An access mode of readers means the same.
+    // A read-only access mode has the same effect.
     let mut request = scene.publish_request(false);
     request.volume_capability = Some(mount_capability(Mode::MultiNodeReaderOnly, &[]));
     assert_eq!(code(scene.node.publish(request).await), Ok(()));
@@ -191,7 +191,7 @@ async fn what_is_not_the_volume_is_left_alone() {
     scene.mount_tmpfs("staging");
     scene.mount_tmpfs("pod/mount");
     assert_eq!(scene.publish(false).await, Err(Code::AlreadyExists));
-    // A target that was never mounted and holds something is not cleared.
+    // A target that was never mounted and is not empty is not cleared.
     unmount(&scene.path("pod/mount"), mount::unmount).expect("mounted");
     fs::write(scene.path("pod/mount/precious"), "data").expect("writable");
     assert_eq!(scene.unpublish().await, Err(Code::Internal));
@@ -250,7 +250,7 @@ async fn pods_of_a_volume_do_not_wait_for_each_other() {
     }
     let scene = Scene::new();
     scene.mount_tmpfs("staging");
-    // A call for the first pod is under way, an unmount that hangs, say.
+    // A call for the first pod is in progress, for example an unmount that hangs.
     let claim = scene.node.claims.unpublish("v", &scene.path("pod/mount")).expect("free");
     assert_eq!(scene.publish(false).await, Err(Code::Aborted), "one call at a time for a target");
     assert_eq!(code(scene.node.publish(scene.second_pod()).await), Ok(()));
@@ -297,7 +297,7 @@ async fn a_volume_of_kubernetes_is_measured_under_its_own_id() {
     for id in ["c-0/pvc-other", "pvc-other", "c-0/measured"] {
         assert_eq!(scene.stats_of(id, "staging").await, Err(Code::NotFound), "{id}");
     }
-    // What a person called a volume that they set up themselves says nothing of a share.
+    // The name that an administrator chose for a volume that was set up manually does not imply a share.
     assert!(scene.stats_of("The archive", "staging").await.is_ok());
 }
 
@@ -318,21 +318,21 @@ async fn a_silent_volume_is_abnormal_and_can_be_taken_away() {
         assert!(condition.message.contains("has not answered"), "{condition:?}");
     }
     assert_eq!(scene.node.measuring.threads(), 1, "the second call waited for the first one's");
-    // Another path of the same volume is measured by itself.
+    // Another path of the same volume is measured separately.
     scene.mount_tmpfs("pod2/mount");
     let other = scene.stats("pod2/mount").await.expect("it answers").volume_condition.expect("offered");
     assert!(!other.abnormal, "{other:?}");
 
-    // The thread in statfs keeps the mount busy; the pod can go all the same.
+    // The thread in statfs keeps the mount busy; the pod can still terminate.
     assert_eq!(scene.unpublish().await, Ok(()));
     assert!(!scene.is_mounted("pod/mount") && !scene.path("pod/mount").exists());
-    // A new mount at the path is another one, although the old one's thread still hangs.
+    // A new mount at the path is a different one, although the old mount's thread still hangs.
     scene.mount_tmpfs("pod/mount");
     let new = scene.stats("pod/mount").await.expect("it answers").volume_condition.expect("offered");
     assert!(!new.abnormal, "{new:?}");
     assert_eq!(scene.unstage().await, Ok(()));
     assert_eq!(scene.node.measuring.threads(), 1, "the thread still hangs");
-    // The file system dies, so the thread ends.
+    // The file system ends, so the thread ends.
     drop(device);
     let deadline = std::time::Instant::now() + LONG;
     while scene.node.measuring.threads() > 0 {
@@ -349,7 +349,7 @@ async fn a_volume_in_use_is_not_torn_away_because_it_is_measured() {
     let scene = Scene::new();
     let Some(slow) = fuse::Slow::mount("slow", &scene.path("staging")) else { return };
     assert_eq!(scene.publish(false).await, Ok(()));
-    // A pod's process, as far as the mount is concerned.
+    // Like a process of a pod that uses the mount.
     let user = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_PATH)
@@ -367,7 +367,7 @@ async fn a_volume_in_use_is_not_torn_away_because_it_is_measured() {
         slow
     });
     let slow = asked.await.expect("no panic");
-    // Beside a measurement that is under way and will be answered.
+    // Runs during a measurement that will get a response.
     let second = measure(&scene);
     let unpublish = {
         let scene = Arc::clone(&scene);
@@ -378,14 +378,14 @@ async fn a_volume_in_use_is_not_torn_away_because_it_is_measured() {
         tokio::task::yield_now().await;
     }
     assert_eq!(scene.stats("pod/mount").await, Err(Code::Aborted), "no further one meanwhile");
-    // One for each measurement: the second asks by itself if it began after the first was answered.
+    // One response per measurement: the second runs its own statfs if it began after the first had finished.
     for _ in 0..2 {
         slow.answer.send(()).expect("served");
     }
     assert_eq!(unpublish.await.expect("no panic"), Err(Code::FailedPrecondition), "it is in use");
     assert!(scene.is_mounted("pod/mount"));
     for stats in [first, second] {
-        // The second may have come after the unpublish.
+        // The second may have arrived after the unpublish.
         match stats.await.expect("no panic") {
             Ok(stats) => {
                 assert!(!stats.volume_condition.expect("offered").abnormal);
@@ -398,7 +398,7 @@ async fn a_volume_in_use_is_not_torn_away_because_it_is_measured() {
     assert_eq!(scene.unpublish().await, Ok(()));
 }
 
-/// What the umount(2) of a server that is gone waits for, at each path; the mount has left the table by then.
+/// The umount(2) calls for a server that is gone wait on these, keyed by path; the mount has already left the table.
 static GONE_SERVERS: Mutex<Vec<(PathBuf, Receiver<()>)>> = Mutex::const_new(Vec::new());
 
 fn unmount_of_a_gone_server(path: &Path) -> Result<(), mount::MountError> {
@@ -411,7 +411,7 @@ fn unmount_of_a_gone_server(path: &Path) -> Result<(), mount::MountError> {
     Ok(())
 }
 
-/// An unmount of the path hangs until what is returned sends, or is dropped.
+/// An unmount of the path hangs until the returned sender sends or is dropped.
 async fn server_gone(path: &Path) -> Sender<()> {
     let path = resolve(path).expect("readable").expect("there");
     let (release, hang) = std::sync::mpsc::channel();
@@ -458,13 +458,13 @@ async fn a_volume_is_staged_again_after_an_unmount_that_hangs() {
     let claim = scene.node.claims.volume("v").expect("free");
     let unmounting =
         scene.node.unmount_by(unmount_of_a_gone_server, "v", scene.path("staging"), Directory::Keep, claim);
-    // The thread hangs on; the volume is unstaged, and free.
+    // The thread still hangs; the volume is unstaged and its claim is released.
     drop(unmounting.await.expect("detached"));
     assert_eq!(scene.unstage().await, Ok(()), "a second time");
     let claim = scene.node.claims.volume("v").expect("it can be staged again");
     scene.mount_tmpfs("staging");
     drop(claim);
-    // The thread wakes up, and what is staged now is not its to unmount.
+    // The thread wakes up, and must not unmount what is staged now.
     let threads = || {
         fs::read_dir("/proc/self/task").expect("readable").filter_map(|task| {
             let name = fs::read_to_string(task.ok()?.path().join("comm")).ok()?;
@@ -496,14 +496,14 @@ async fn a_staged_mount_of_a_server_that_moved_is_mounted_again() {
     let tried =
         if mount::is_available("cifs").is_ok() { Code::Unavailable } else { Code::FailedPrecondition };
 
-    // Silent, and mounted from where the server is not any more: it is taken away, and mounted again.
+    // Unresponsive, and mounted from an address that the server no longer has: it is removed and mounted again.
     disguise_as_smb("//127.0.0.1/v-dead", "rw,hard,gid=0,addr=192.0.2.9");
     request.volume_context.insert("share".into(), "v-dead".into());
     let Some(_device) = fuse::mount("//127.0.0.1/v-dead", &scene.path("staging")) else { return };
     assert_eq!(restage(&scene, request.clone()).await, Err(tried), "nothing listens at the new address");
     assert!(!scene.is_mounted("staging"));
 
-    // Silent at its server's present address: the server is away and comes back.
+    // Unresponsive at its server's current address: the server is unreachable and will return.
     disguise_as_smb("//127.0.0.1/v-away", "rw,hard,gid=0,addr=127.0.0.1");
     request.volume_context.insert("share".into(), "v-away".into());
     let Some(_device) = fuse::mount("//127.0.0.1/v-away", &scene.path("staging")) else { return };
@@ -512,7 +512,7 @@ async fn a_staged_mount_of_a_server_that_moved_is_mounted_again() {
     unmount(&scene.path("pod/mount"), mount::detach).expect("mounted");
     unmount(&scene.path("staging"), mount::detach).expect("mounted");
 
-    // Elsewhere, and it answers all the same.
+    // At another address, but it responds.
     disguise_as_smb("//127.0.0.1/v-moved", "rw,hard,gid=0,addr=192.0.2.9");
     request.volume_context.insert("share".into(), "v-moved".into());
     scene.mount_tmpfs_of("//127.0.0.1/v-moved", "staging");
@@ -520,7 +520,7 @@ async fn a_staged_mount_of_a_server_that_moved_is_mounted_again() {
     assert!(scene.is_mounted("staging"));
     unmount(&scene.path("staging"), mount::unmount).expect("mounted");
 
-    // A publish finds out, too. Without the volume's Secret it can only take the mount away.
+    // A publish detects this, too. Without the volume's Secret it can only remove the mount.
     request.volume_context.insert("share".into(), "v-dead".into());
     let Some(_device) = fuse::mount("//127.0.0.1/v-dead", &scene.path("staging")) else { return };
     let publish = NodePublishVolumeRequest {
@@ -534,7 +534,7 @@ async fn a_staged_mount_of_a_server_that_moved_is_mounted_again() {
     assert!(!scene.is_mounted("staging") && !scene.is_mounted("pod/mount"));
     assert_eq!(code(scene.node.publish(publish.clone()).await), Err(Code::FailedPrecondition), "not staged");
 
-    // With it, the same call mounts again: the kubelet does not stage while another pod uses the volume.
+    // With the Secret, the same call mounts again: the kubelet does not stage while another pod uses the volume.
     let with_secret = NodePublishVolumeRequest { secrets: request.secrets.clone(), ..publish };
     let Some(_device) = fuse::mount("//127.0.0.1/v-dead", &scene.path("staging")) else { return };
     for what in ["in the place of a dead mount", "where nothing is mounted"] {
@@ -571,7 +571,7 @@ async fn each_pods_group_is_that_of_its_mount() {
     disguise_as_smb("//127.0.0.1/v-group#2000", "rw,username=u,hard,gid=2000,addr=127.0.0.1");
     scene.mount_tmpfs_of("//127.0.0.1/v-group", "staging");
 
-    // The second pod's group is not that of the mount: staging makes another mount, or says that it cannot.
+    // The second pod's group differs from the mount's group: staging creates another mount, or returns an error.
     let mut stage = stage_request(&scene);
     stage.volume_context.insert("share".into(), "v-group".into());
     stage.volume_capability = of_group("1000", mode.clone());
@@ -586,7 +586,7 @@ async fn each_pods_group_is_that_of_its_mount() {
     assert_eq!(status.code(), Code::FailedPrecondition);
     assert!(status.message().contains("csi.storage.k8s.io/node-publish-secret-name"), "{status}");
 
-    // With its Secret, publishing makes that mount itself.
+    // With its Secret, publishing creates that mount itself.
     let mut with_secret = publish("2000", "pod2/mount");
     with_secret.secrets = stage_request(&scene).secrets;
     with_secret.volume_context = stage_request(&scene).volume_context;
@@ -642,7 +642,7 @@ fn stage_request(scene: &Scene) -> NodeStageVolumeRequest {
         staging_target_path: scene.text("staging"),
         volume_capability: Some(mount_capability(Mode::MultiNodeMultiWriter, &[])),
         secrets: map(&[("username", "u"), ("password", "12345678")]),
-        // Discard, RFC 863: nothing listens there.
+        // Port of the discard service, RFC 863: nothing listens there.
         volume_context: map(&[("server", "127.0.0.1:9"), ("share", "v")]),
         ..Default::default()
     }
@@ -710,7 +710,7 @@ fn the_kernels_words_about_a_refused_option_are_in_the_error() {
         (Step::Option("frobnicate".into()), Code::InvalidArgument)
     );
     assert!(error.to_string().contains("frobnicate'"), "the kernel's message: {error}");
-    // fsconfig(2) takes 255 bytes and no more.
+    // fsconfig(2) accepts at most 255 bytes.
     let long = "x".repeat(255);
     assert_eq!(mount(&[Setting::Value("source", &long)]).step, Step::Attach);
     let long = "x".repeat(256);

@@ -1,4 +1,4 @@
-//! Taking mounts away, without waiting for a server that is gone.
+//! Removes mounts without waiting for a server that is gone.
 
 use std::path::{Path, PathBuf};
 
@@ -13,20 +13,20 @@ use crate::error::Error;
 use crate::mount;
 use crate::mountinfo::resolve;
 
-/// What becomes of the directory that was mounted at.
+/// What to do with the mount point directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Directory {
-    /// It is the orchestrator's.
+    /// It belongs to the orchestrator.
     Keep,
-    /// The driver made it.
+    /// The driver created it.
     Remove,
 }
 
-/// One try to take the topmost mount away.
+/// One attempt to remove the topmost mount.
 pub(super) type How = fn(&Path) -> Result<(), mount::MountError>;
 
 impl NodeService {
-    /// Takes everything away that is mounted at `path`, under `claim`, which it gives back.
+    /// Removes all mounts at `path` under `claim`, and returns the claim.
     pub(super) async fn unmount(
         &self,
         volume_id: &str,
@@ -37,7 +37,7 @@ impl NodeService {
         self.unmount_by(mount::unmount, volume_id, path, directory, claim).await
     }
 
-    /// By a system call that may hang. It goes on to its end although the caller may not wait for that.
+    /// Uses a system call that may hang. The unmount runs to its end even if the caller does not wait.
     pub(super) async fn unmount_by(
         &self,
         how: How,
@@ -47,7 +47,7 @@ impl NodeService {
         claim: Claim,
     ) -> Result<Claim, Error> {
         let (node, volume_id) = (self.clone(), volume_id.to_owned());
-        // A caller that gives up ends its future, and nothing would take the claim back from a thread that hangs.
+        // If a caller gives up, its future is dropped, and nothing would take the claim back from a thread that hangs.
         let task = async move { node.unmount_and_wait(how, &volume_id, path, directory, claim).await };
         tokio::spawn(task).await.map_err(|_| Error::Thread("unmount"))?
     }
@@ -61,7 +61,7 @@ impl NodeService {
         claim: Claim,
     ) -> Result<Claim, Error> {
         let hold = self.measuring.hold(&path);
-        // A statfs makes the mount busy: one that is answered is waited for.
+        // A statfs makes the mount busy: wait for one that will finish.
         let target = path.clone();
         let (claim, mounted) = under(claim, "look", self.deadlines.unmount, move || {
             let resolved = resolve(&target).map_err(|e| io_error("resolve", &target, e))?;
@@ -80,12 +80,12 @@ impl NodeService {
             remove(&target, directory, &permit)
         });
         match unmounting.await {
-            // The kernel is waiting for a server. What is closed was sent at close; the rest cannot be sent now, and a
-            // pod must be able to go. The first thread ends when the kernel lets it, and does nothing more then.
+            // The kernel is waiting for a server. Data of closed files was sent at close; the rest cannot be sent now, and the
+            // pod must be able to terminate. The first thread ends when the kernel call returns, and does nothing more.
             Err(Error::Deadline { seconds, .. }) => {
                 warn!(volume_id, path = %path.display(), seconds, "unmount hangs, detaching the mount");
             }
-            // The user is our own thread, which hangs in the statfs of a silent volume.
+            // The mount's user is our own thread, which hangs in the statfs of an unresponsive volume.
             Ok(Err(Error::Busy { .. })) if is_silent => {
                 warn!(volume_id, path = %path.display(), "a statfs hangs and holds the mount, detaching it");
             }
@@ -94,7 +94,7 @@ impl NodeService {
         self.detach(path, directory, lent.take_back()).await
     }
 
-    /// Takes the mounts at `path` out of the tree; the kernel cleans up when their last user is gone.
+    /// Detaches the mounts at `path`; the kernel cleans up after their last user.
     pub(super) async fn detach(
         &self,
         path: PathBuf,
@@ -111,7 +111,7 @@ impl NodeService {
     }
 }
 
-/// Unmounts with `how` until nothing is mounted at `path`, or the permit is gone.
+/// Unmounts with `how` until nothing is mounted at `path`, or the permit is revoked.
 pub(super) fn unmount_all(path: &Path, permit: &Permit, how: How) -> Result<(), Error> {
     while permit.holds() {
         let Some(resolved) = resolve(path).map_err(|e| io_error("resolve", path, e))? else { return Ok(()) };
@@ -120,7 +120,7 @@ pub(super) fn unmount_all(path: &Path, permit: &Permit, how: How) -> Result<(), 
         }
         match how(&resolved) {
             Ok(()) => {}
-            // Gone in the meantime.
+            // It was unmounted in the meantime.
             Err(error) if matches!(error.errno, Errno::INVAL | Errno::NOENT) => {
                 if mounts()?.at(&resolved).is_some() {
                     return Err(error.into());
@@ -135,7 +135,7 @@ pub(super) fn unmount_all(path: &Path, permit: &Permit, how: How) -> Result<(), 
     Ok(())
 }
 
-/// Removes the empty directory that a publish made. Never what is in it: it might be a volume.
+/// Removes the empty directory that a publish created. Never removes its contents: they might be a volume.
 fn remove(path: &Path, directory: Directory, permit: &Permit) -> Result<(), Error> {
     if directory == Directory::Keep || !permit.holds() {
         return Ok(());

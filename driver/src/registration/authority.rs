@@ -1,8 +1,8 @@
 //! The `:authority` of the kubelet's requests.
 //!
-//! The kubelet's plugin watcher names the socket's path as the authority of its gRPC requests (the CSI calls come with
-//! `localhost`). A path is no authority (RFC 3986 3.2), and the HTTP/2 library refuses such requests with PROTOCOL_ERROR. So
-//! what is read from a connection is passed on with every literal `:authority` replaced by `localhost`.
+//! The kubelet's plugin watcher uses the socket's path as the authority of its gRPC requests (CSI calls use `localhost`). A
+//! path is not a valid authority (RFC 3986 3.2), and the HTTP/2 library refuses such requests with PROTOCOL_ERROR. So data read
+//! from a connection is passed on with every literal `:authority` replaced by `localhost`.
 
 use std::io;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use tonic::transport::server::Connected;
 
 use crate::limits::FRAME_BYTES_MAX;
 
-/// RFC 9113 3.4: what a client sends first.
+/// RFC 9113 3.4: the connection preface of a client.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// RFC 9113 4.1: length, type, flags, stream.
@@ -31,12 +31,12 @@ const AUTHORITY_INDEX: usize = 1;
 /// `localhost` as a string literal (RFC 7541 5.2) without Huffman code.
 const LOCALHOST: &[u8] = b"\x09localhost";
 
-/// A connection with requests for `localhost`.
+/// A connection that rewrites the authority of requests to `localhost`.
 #[derive(Debug)]
 pub(crate) struct Localhost<S> {
     inner: S,
     repair: Repair,
-    /// Read and repaired, up to `given` handed on.
+    /// Read and rewritten data; the first `given` bytes have been passed on.
     repaired: Vec<u8>,
     given: usize,
 }
@@ -67,7 +67,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Localhost<S> {
             let mut read = ReadBuf::new(&mut bytes);
             ready!(Pin::new(&mut this.inner).poll_read(cx, &mut read))?;
             if read.filled().is_empty() {
-                // The rest of a frame that was cut off is for the library to complain of.
+                // A truncated frame is left for the library to reject.
                 this.repair.finish(&mut this.repaired);
                 if this.repaired.is_empty() {
                     return Poll::Ready(Ok(()));
@@ -97,13 +97,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Localhost<S> {
     }
 }
 
-/// Repairs one direction of a connection, frame by frame.
+/// Rewrites one direction of a connection, frame by frame.
 #[derive(Debug, Default)]
 struct Repair {
-    /// What has come of the preface or the frame that is not whole yet.
+    /// Received bytes of the incomplete preface or frame.
     pending: Vec<u8>,
     preface_passed: bool,
-    /// This is no HTTP/2 that the library would take: everything goes through as it is.
+    /// The data is not valid HTTP/2 for the library: everything is passed on unchanged.
     given_up: bool,
 }
 
@@ -138,7 +138,7 @@ impl Repair {
             };
             match repaired {
                 Some(payload) => {
-                    // The bits of a length that was within a frame's limit and grew by less than LOCALHOST.
+                    // The original length was within the frame limit and grew by less than LOCALHOST.
                     let length = u32::try_from(payload.len()).expect("a frame is small").to_be_bytes();
                     out.extend_from_slice(&length[1..]);
                     out.extend_from_slice(&[kind, flags & !PADDED]);
@@ -156,9 +156,10 @@ impl Repair {
     }
 }
 
-/// The payload of a HEADERS frame without padding and for `localhost`; none where it needs no change or makes no sense.
+/// Rewrites the payload of a HEADERS frame to `localhost` and removes its padding; `None` if no change is needed or the payload
+/// is malformed.
 fn repair_headers(flags: u8, payload: &[u8]) -> Option<Vec<u8>> {
-    // A block that goes on in the next frame may end within a string. The kubelet's have some hundred bytes.
+    // A block that continues in the next frame may end within a string. The kubelet's blocks have a few hundred bytes.
     if flags & END_HEADERS == 0 {
         return None;
     }
@@ -175,7 +176,7 @@ fn repair_headers(flags: u8, payload: &[u8]) -> Option<Vec<u8>> {
     while at < fields.len() {
         let start = at;
         let first = fields[at];
-        // RFC 7541 6: what the first bits say.
+        // RFC 7541 6: the meaning of the first bits.
         let prefix = match first {
             0x80.. => 7,
             0x40..0x80 => 6,
@@ -307,7 +308,7 @@ pub(super) mod tests {
             b"GET / HTTP/1.1\r\nHost: a\r\n\r\n and more than a preface".to_vec(),
             b"PRI".to_vec(),
             [PREFACE, &[0xff; 64]].concat(),
-            // Blocks that go on elsewhere, are cut, or lie about a length.
+            // Blocks that continue in another frame, are truncated, or contain a wrong length.
             [PREFACE, &frame(HEADERS, 0, 1, &call("/p", &authority("/a")))].concat(),
             [PREFACE, &frame(HEADERS, END_HEADERS, 1, &[0x41, 0x7f, 0xff])].concat(),
             [PREFACE, &frame(HEADERS, END_HEADERS | PADDED, 1, &[9, 0x41, 1, b'a'])].concat(),

@@ -1,8 +1,8 @@
-//! Registration with the kubelet (pluginregistration v1), in place of a sidecar.
+//! Registration with the kubelet (pluginregistration v1), as a replacement for a sidecar.
 //!
-//! The kubelet watches a folder for sockets and asks the process that listens there which plugin it is. It does so again
-//! when it is restarted, as long as the socket is there. If the folder is emptied, the kubelet considers the driver gone,
-//! so the socket is made again.
+//! The kubelet watches a directory for sockets and asks the process that listens on each which plugin it is. It asks again
+//! after a restart if the socket still exists. If the directory is emptied, the kubelet considers the driver gone, so this
+//! module creates the socket again.
 
 pub(crate) mod authority;
 
@@ -25,27 +25,27 @@ use crate::limits::REFUSALS_MAX;
 use crate::registration::authority::Localhost;
 use crate::socket;
 
-/// Kind of plugin, as the kubelet knows it.
+/// Plugin type in the kubelet's API.
 const PLUGIN_TYPE: &str = "CSIPlugin";
 
-/// Versions of CSI. The kubelet only looks at the first number.
+/// Versions of CSI. The kubelet only evaluates the major version.
 const CSI_VERSIONS: [&str; 1] = ["1.0.0"];
 
-/// How often is looked whether the socket is still there.
+/// Interval of the check that the socket still exists.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Before the driver asks again after a refusal, times the number of refusals.
+/// Delay before the driver retries after a refusal, multiplied by the number of refusals.
 const REFUSED_DELAY: Duration = Duration::from_secs(1);
 
-/// What the kubelet said last.
+/// The last result that the kubelet reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Nothing yet.
+    /// No result yet.
     #[default]
     Waiting,
     /// The driver is registered.
     Registered,
-    /// It is not, for this reason.
+    /// It is not registered, for this reason.
     Refused(String),
 }
 
@@ -55,8 +55,8 @@ struct Service {
     outcome: watch::Sender<Outcome>,
 }
 
-/// Keeps the driver registered until `stop`; the CSI socket must be listening already, since the kubelet calls it before
-/// it says anything. An error means that the driver cannot be registered and would never be called.
+/// Keeps the driver registered until `stop`. The CSI socket must already be listening, because the kubelet calls it before it
+/// reports a result. An error means that the driver cannot be registered and would never be called.
 pub(crate) async fn run(
     registry: PathBuf,
     csi_socket: PathBuf,
@@ -75,8 +75,8 @@ pub(crate) async fn run(
     loop {
         let served = tokio::select! {
             served = serve(&path, &csi_socket, &outcome) => served?,
-            // An error means that the sender is gone, which ends the driver as well.
-            // The socket goes with the future; the kubelet then takes the driver for gone, as it is.
+            // An error means that the sender was dropped, which also ends the driver.
+            // Dropping the future removes the socket; the kubelet then correctly considers the driver gone.
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
         };
         match served {
@@ -88,7 +88,7 @@ pub(crate) async fn run(
                 if refusals >= REFUSALS_MAX {
                     bail!("the kubelet refused to register the driver: {reason}");
                 }
-                // The kubelet does not try a socket again that it has refused, only a new one. It may just have been busy.
+                // The kubelet does not retry a socket that it has refused, only a new one. It may only have been busy.
                 warn!(reason, "the kubelet refused to register the driver, asking once more");
                 tokio::select! {
                     () = sleep(REFUSED_DELAY * refusals) => {}
@@ -101,15 +101,15 @@ pub(crate) async fn run(
     }
 }
 
-/// How the serving of one socket ended.
+/// Why the serving of one socket ended.
 enum Ended {
     /// Another process removed it.
     Vanished,
-    /// The kubelet refused the driver; it may have registered it before.
+    /// The kubelet refused the driver, possibly after it had registered the driver before.
     Refused { reason: String, after_success: bool },
 }
 
-/// Serves one socket for as long as it is the one at `path`.
+/// Serves one socket until it is no longer the one at `path`.
 async fn serve(path: &Path, csi_socket: &str, outcome: &watch::Sender<Outcome>) -> anyhow::Result<Ended> {
     let (listener, own) = socket::listen_at(path).context("register with the kubelet")?;
     info!(path = %path.display(), csi_socket, "waiting for the kubelet to register the driver");
@@ -137,13 +137,13 @@ async fn refused(outcomes: &mut watch::Receiver<Outcome>) -> Ended {
             Outcome::Waiting => {}
         }
         if outcomes.changed().await.is_err() {
-            // The sender lives as long as the server does, which then ends the waiting.
+            // The sender lives as long as the server, which then ends this wait.
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// Waits until the kubelet has its folder again; it makes it when it starts.
+/// Waits until the kubelet's directory exists again; the kubelet creates it on startup.
 async fn wait_for(registry: &Path, stop: &mut watch::Receiver<bool>) {
     let mut ticks = interval(WATCH_INTERVAL);
     while !registry.is_dir() {
@@ -195,7 +195,7 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_secs(60);
 
-    /// A driver that wants to be registered; the test plays the kubelet.
+    /// A driver to be registered; the test acts as the kubelet.
     struct Driver {
         dir: TempDir,
         outcome: watch::Receiver<Outcome>,
@@ -257,7 +257,7 @@ mod tests {
         registered(&mut kubelet).await;
         driver.until(Outcome::Registered).await;
 
-        // A kubelet that is restarted asks again.
+        // A restarted kubelet asks again.
         let mut again = driver.connect().await;
         again.get_info(InfoRequest {}).await.expect("an answer again");
 
@@ -267,7 +267,8 @@ mod tests {
         assert!(!socket.exists());
     }
 
-    /// The kubelet's plugin watcher, byte by byte: the socket's path as authority, in the second call by its index.
+    /// The kubelet's plugin watcher, byte by byte: the authority is the socket's path, referenced by its index in the second
+    /// call.
     #[tokio::test]
     async fn requests_for_the_path_of_the_socket_are_answered() {
         use authority::tests::{authority, call, frame};
@@ -279,7 +280,7 @@ mod tests {
         let path = "/pluginregistration.Registration/GetInfo";
         let shown = driver.socket().display().to_string().replace('/', "%2F");
         let mut sent = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &frame(4, 0, 0, &[])].concat();
-        // RFC 7541 2.3.3: the dynamic table begins at 62, its newest entry first; three have come after the authority.
+        // RFC 7541 2.3.3: the dynamic table begins at 62, with the newest entry first; three entries follow the authority.
         for (stream, authority) in [(1, authority(&shown)), (3, vec![0x80 | 65])] {
             sent.extend(frame(1, 4, stream, &call(path, &authority)));
             sent.extend(frame(0, 1, stream, &[0; 5]));
@@ -309,7 +310,7 @@ mod tests {
         registered(&mut driver.connect().await).await;
         driver.until(Outcome::Registered).await;
 
-        // The whole folder, as when a node's kubelet is installed again.
+        // Removes the whole directory, as when a node's kubelet is reinstalled.
         fs::remove_dir_all(driver.dir.path()).expect("there");
         driver.until(Outcome::Waiting).await;
         fs::create_dir(driver.dir.path()).expect("free");
@@ -319,7 +320,7 @@ mod tests {
 
     async fn refuse(driver: &Driver) {
         let status = RegistrationStatus { plugin_registered: false, error: "name taken".into() };
-        // The driver may be gone before the answer is.
+        // The driver may end before the response is sent.
         let _ = driver.connect().await.notify_registration_status(status).await;
     }
 

@@ -1,4 +1,4 @@
-//! nvmet as far as it matters here: a tree of files with its rules.
+//! Simulates the relevant parts of nvmet: a tree of files with its rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,11 +13,11 @@ use crate::step::{Hands, Kernel, Step};
 /// Its tree and its rules.
 pub(super) struct Fake {
     folder: TempDir,
-    /// Steps until it crashes.
+    /// Remaining steps until it crashes.
     pub(super) left: Option<usize>,
     /// Addresses of the machine.
     pub(super) addresses: BTreeSet<String>,
-    /// What was done.
+    /// The executed steps.
     pub(super) taken: Vec<Step>,
 }
 
@@ -34,7 +34,7 @@ impl Fake {
         self.folder.path().canonicalize().expect("it is there")
     }
 
-    /// All that is there: attributes by what they have, links by what they point at.
+    /// The whole tree: attributes with their values, links with their targets.
     pub(super) fn tree(&self) -> BTreeMap<String, String> {
         let mut tree = BTreeMap::new();
         walk(&self.root(), &self.root(), &mut tree);
@@ -45,7 +45,7 @@ impl Fake {
         fs::read_to_string(self.root().join(at)).expect(at)
     }
 
-    /// Steps by others.
+    /// Executes steps on behalf of other programs.
     pub(super) fn others(&mut self, steps: &[Step]) {
         for step in steps {
             let taken = std::mem::take(&mut self.taken);

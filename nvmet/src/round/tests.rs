@@ -1,4 +1,4 @@
-//! Rounds on a kernel that is played.
+//! Tests rounds on a simulated kernel.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,20 +15,20 @@ const OTHER: &str = "nqn.2026-01.io.forebay:b";
 const HOSTS: [&str; 3] = ["nqn.host-1", "nqn.host-2", "nqn.host-3"];
 const MIB: u64 = 1 << 20;
 
-/// A machine with files of its own.
+/// A machine with its own files.
 struct Machine {
     kernel: Fake,
     files: tempfile::TempDir,
     surveyor: Surveyor,
 }
 
-/// What a configuration says.
+/// The contents of a configuration.
 #[derive(Clone)]
 struct Says {
     name: &'static str,
     service: u16,
     subsystems: Vec<Subsystem>,
-    /// Not every file system that tests run on has the attribute.
+    /// Not every file system that tests run on supports the attribute.
     volatile_cache: bool,
 }
 
@@ -84,7 +84,7 @@ impl Machine {
         Wanted::of(config, vec![Port { config: config.ports[0].clone(), address }])
     }
 
-    /// As a program that has just started.
+    /// Runs a round like a process that has just started.
     fn round(&mut self, says: &Says) -> Report {
         self.surveyor = Surveyor::default();
         self.next_round(says)
@@ -98,7 +98,7 @@ impl Machine {
         round(&root, &config, &wanted, &mut self.surveyor, &mut self.kernel).expect("a round")
     }
 
-    /// Without a problem.
+    /// Runs a round that reports no problem.
     fn good(&mut self, says: &Says) {
         let report = self.round(says);
         assert_eq!(report.problems, [], "{:?}", self.kernel.tree());
@@ -121,7 +121,7 @@ impl Machine {
         assert!(problems.iter().any(|problem| problem.contains(expected)), "{expected:?}: {problems:?}");
     }
 
-    /// Steps that hosts which stay would notice.
+    /// Steps that remaining hosts would notice.
     fn cuts(&self) -> Vec<&Step> {
         let is_cut = |step: &&Step| match step {
             Step::Unlink(at) => at.starts_with("ports/"),
@@ -137,7 +137,7 @@ fn empty() -> BTreeMap<String, String> {
     Fake::new().tree()
 }
 
-/// Ports are distinguished by what they are, not by their numbers.
+/// Identifies ports by their properties instead of their numbers.
 fn without_numbers(tree: BTreeMap<String, String>) -> Vec<(String, String)> {
     let plain = |name: String| {
         let parts: Vec<&str> = name.split('/').collect();
@@ -170,7 +170,7 @@ fn nothing_becomes_what_is_wanted_and_stays_so() {
     assert_eq!(fs::metadata(machine.path("two")).expect("made").len(), 2 * MIB);
     machine.next_round(&two());
     assert_eq!(machine.kernel.taken, []);
-    // A program that starts again does not know which sizes have been reported to hosts.
+    // A restarted process does not know which sizes have been reported to hosts.
     machine.good(&two());
     let is_size = |step: &Step| matches!(step, Step::Set(at, _) if at.ends_with("/revalidate_size"));
     assert!(machine.kernel.taken.len() == 3 && machine.kernel.taken.iter().all(is_size));
@@ -252,7 +252,7 @@ fn a_change_that_crashes_between_any_two_steps_is_made_good() {
         crashed.kernel.left = None;
         crashed.good(&one());
         let mut tree = crashed.kernel.tree();
-        // A crash between forgetting a host and removing it: no subsystem allows it.
+        // A crash between disallowing a host and removing it: no subsystem allows it.
         let left = tree.remove(&format!("hosts/{}", HOSTS[2])).is_some();
         tree.remove(&format!("hosts/{}/dhchap_key", HOSTS[2]));
         assert_eq!(tree.len(), expected, "after {crash} steps ({left}): {tree:?}");
@@ -291,7 +291,7 @@ fn what_others_have_made_is_not_touched() {
     machine.good(&one());
     let with_foreign = Says { subsystems: vec![(NQN, vec![], vec![("one", 1), ("foreign", 1)])], ..one() };
     machine.problem(&with_foreign, "foreign: namespace 1 of theirs lies on it");
-    // Where they are.
+    // On the same address and port as the other target.
     machine.problem(
         &Says { service: 4421, ..one() },
         "port 1 of the kernel's target, which is not this target's",
@@ -309,7 +309,7 @@ fn names_and_ports_that_others_have_are_reported_and_left() {
     machine.problem(&one(), &format!("subsystem {NQN}: the kernel's target has one of this name"));
     machine.remove(&one());
     assert_eq!(machine.kernel.tree(), before);
-    // With names of its own both are content.
+    // With distinct names, both are free of problems.
     let second =
         Says { service: 4421, subsystems: vec![(OTHER, vec![HOSTS[0]], vec![("three", 1)])], ..one() };
     machine.good(&second);
@@ -320,7 +320,7 @@ fn names_and_ports_that_others_have_are_reported_and_left() {
     };
     assert_eq!(reported(machine.kernel.tree()), reported(before));
 
-    // What they have put into ours stays, and ours with it.
+    // Objects that others have put into our port remain, and the port with them.
     let ours = Owner::of("first").ports().next().expect("a port");
     machine.kernel.others(&[
         Step::Make("subsystems/theirs".into()),
@@ -366,7 +366,7 @@ fn a_file_grows_with_its_size_and_hosts_are_notified_once() {
     assert_eq!(fs::metadata(&path).expect("a file").len(), 4 * MIB);
     machine.next_round(&larger);
     assert_eq!(machine.kernel.taken, []);
-    // It never shrinks; and what grows by itself, as a partition does, is reported.
+    // The file never shrinks; a size that has grown by other means, such as a partition's, is reported.
     machine.next_round(&one());
     assert_eq!(machine.kernel.taken, []);
     File::options().write(true).open(&path).expect("open").set_len(5 * MIB).expect("room");
@@ -393,7 +393,7 @@ fn files_are_written_through_before_hosts_have_them_and_where_they_have_them_alr
         let through = at(&Step::WriteThrough(machine.path("one")));
         assert!(through.is_some() && through < at(&enable), "{taken:?}");
     } else {
-        // A file system without the attribute: the host that has the namespace keeps it, and no other gets it.
+        // On a file system without the attribute, the host that uses the namespace keeps it, and no other host gets it.
         assert!(report.problems[0].why.contains("cannot make every write durable"), "{report:?}");
         assert!(report.namespaces[0].up);
         let report = Machine::new().round(&strict);
@@ -414,7 +414,7 @@ fn what_holds_something_else_is_refused_and_not_written_to() {
     machine.problem(&larger, "it holds an encrypted volume (LUKS)");
     assert_eq!(fs::metadata(&path).expect("a file").modified().expect("a time"), before);
     assert!(!machine.kernel.tree().keys().any(|name| name.contains("namespaces/1")));
-    // The others are offered all the same.
+    // The other namespaces are still offered.
     let report =
         machine.round(&Says { subsystems: vec![(NQN, vec![], vec![("one", 1), ("two", 1)])], ..one() });
     assert_eq!(report.namespaces.iter().map(|namespace| namespace.up).collect::<Vec<_>>(), [false, true]);
@@ -425,7 +425,7 @@ fn identity_and_drive_of_a_namespace_do_not_change_under_hosts() {
     let mut machine = Machine::new();
     machine.good(&one());
     let before = machine.kernel.tree();
-    // The files' names make the UUIDs.
+    // The UUIDs are derived from the file names.
     let renamed = Says { subsystems: vec![(NQN, HOSTS[..2].into(), vec![("two", 1)])], ..one() };
     machine.problem(&renamed, "it is offered under another UUID");
     let mut config = machine.config(&one());
@@ -440,7 +440,7 @@ fn identity_and_drive_of_a_namespace_do_not_change_under_hosts() {
     let report = on_other(&mut machine);
     assert!(report.problems[0].why.contains("take it out of the configuration first"), "{report:?}");
     assert_eq!(machine.kernel.tree(), before);
-    // Unless what it lay on has left the machine, as a drive does that comes back under another name.
+    // Unless its backing device has been removed from the machine, such as a drive that is reattached under another name.
     fs::remove_file(machine.path("one")).expect("removed");
     let report = on_other(&mut machine);
     assert!(report.problems.is_empty() && report.namespaces[0].up, "{report:?}");

@@ -1,4 +1,4 @@
-//! A file system of FUSE, served by the test: it answers statfs on request.
+//! A FUSE file system that is served by the test: it responds to statfs on request.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -15,10 +15,10 @@ use crate::mount::{self, Setting};
 /// The kernel's `linux/fuse.h`.
 const STATFS: u32 = 17;
 const INIT: u32 = 26;
-/// Smallest buffer that the kernel takes (FUSE_MIN_READ_BUFFER).
+/// Smallest buffer that the kernel accepts (FUSE_MIN_READ_BUFFER).
 const BUFFER_BYTES: usize = 8192;
 
-/// A mount without a server. The file system dies with the device.
+/// A mount without a server. The file system ends with the device.
 pub(super) fn mount(source: &str, at: &Path) -> Option<File> {
     let device = match OpenOptions::new().read(true).write(true).open("/dev/fuse") {
         Ok(device) => device,
@@ -39,11 +39,11 @@ pub(super) fn mount(source: &str, at: &Path) -> Option<File> {
     Some(device)
 }
 
-/// A mount that is served, slowly.
+/// A mount that is served slowly.
 pub(super) struct Slow {
     /// Signalled for each statfs that has arrived.
     pub(super) asked: mpsc::Receiver<()>,
-    /// Answers one statfs for each message.
+    /// Each message triggers one statfs response.
     pub(super) answer: mpsc::Sender<()>,
 }
 
@@ -52,7 +52,7 @@ impl Slow {
         let mut device = mount(source, at)?;
         let (reported, asked) = mpsc::channel();
         let (answer, answers) = mpsc::channel();
-        // Ends with the file system, or when the test drops its ends.
+        // Ends with the file system, or when the test drops its channel ends.
         thread::spawn(move || while serve(&mut device, &reported, &answers).is_ok() {});
         Some(Self { asked, answer })
     }
