@@ -11,7 +11,7 @@ use crate::lab::Lab;
 use crate::progress::say;
 use crate::scenario::nvmeof::{Cut, FIRST, Fabric, SECOND, TARGET};
 
-/// One order of events, and what has to come of it. A and B are the hosts.
+/// One order of events and its expected outcome. A and B are the hosts.
 pub(super) struct Case {
     /// Name of the scenario.
     pub(super) name: &'static str,

@@ -1,4 +1,4 @@
-//! A pool whose file system is full when another node takes it over.
+//! A pool that another node takes over while its file system is full.
 
 use std::time::Duration;
 
