@@ -16,7 +16,7 @@ use crate::progress::say;
 pub enum Kind {
     /// Ours.
     Forebay,
-    /// Debian's Samba, to prove a scenario correct when our server fails it.
+    /// Debian's Samba, to show that a scenario is right where ours fails it.
     Samba,
 }
 

@@ -40,7 +40,7 @@ use verdicts::Verdicts;
 pub enum ServerKind {
     /// Ours, from the folder of this binary.
     Forebay,
-    /// Samba's, from the nodes' root file system: verifies the runner itself.
+    /// Samba's, from the nodes' root: holds the runner itself to something.
     Samba,
 }
 
