@@ -112,7 +112,7 @@ pub struct Client {
     seal: Option<Seal>,
 }
 
-/// Need not be random: a lab's passwords are in its scripts.
+/// Must be random in a real client. Here it protects nothing: a lab's passwords are in its scripts.
 const CHALLENGE: [u8; 8] = *b"forebay!";
 
 /// siw answers a connection request before it processes data that arrives on the connection. It reads data that arrives in
