@@ -67,7 +67,7 @@ fn check_descriptors(descriptors: &Descriptors<'_>) {
 /// Number of receive buffers of the tested connections: few, so that they run out.
 const BUFFERS: u16 = 9;
 
-/// A connection with a correct transport; the input is the peer's behavior.
+/// A connection with a correct transport; the input is the peer's behaviour.
 pub fn smbdirect_connection(data: &[u8]) {
     let Some((&first, script)) = data.split_first() else { return };
     let base = if first & 1 == 0 { Config::passive() } else { Config::active() };

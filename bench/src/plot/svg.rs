@@ -1,4 +1,4 @@
-//! Horizontal bars as SVG. Colors are classes of a style sheet that follows the reader's preference for light or dark.
+//! Horizontal bars as SVG. Colours are classes of a style sheet that follows the reader's preference for light or dark.
 
 use std::fmt::Write;
 
@@ -27,7 +27,7 @@ pub(crate) struct Section {
 pub(crate) struct Row {
     /// Text in front of it.
     pub(crate) name: String,
-    /// Its server, which determines its color.
+    /// Its server, which determines its colour.
     pub(crate) server: String,
     pub(crate) value: f64,
     pub(crate) low: f64,

@@ -86,7 +86,7 @@ fn make(cache: &Cache, node: &Artefact, archives: &[PathBuf], bytes: u64, into: 
     fs::File::create(&image)?.set_len(bytes)?;
     host::run(
         Command::new("mkfs.ext4")
-            // Written once, copied often: no journal to write, nothing to initialize later.
+            // Written once, copied often: no journal to write, nothing to initialise later.
             .args(["-q", "-F", "-m", "0", "-E", "lazy_itable_init=1,discard", "-d"])
             .arg(&disk)
             .arg(&image),

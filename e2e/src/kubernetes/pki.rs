@@ -130,7 +130,7 @@ impl Pki {
 
 fn name(user: &str, group: Option<&str>) -> DistinguishedName {
     let mut name = DistinguishedName::new();
-    // In Kubernetes, the organization is the group and the common name is the user.
+    // In Kubernetes, the organisation is the group and the common name is the user.
     if let Some(group) = group {
         name.push(DnType::OrganizationName, group);
     }

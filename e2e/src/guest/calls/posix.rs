@@ -1,4 +1,4 @@
-//! Behavior that programs expect of a file system, tested on a mounted folder.
+//! Behaviour that programs expect of a file system, tested on a mounted folder.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

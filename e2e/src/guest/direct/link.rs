@@ -25,7 +25,7 @@ const HEADER_BYTES: usize = 32;
 /// Memory for outgoing messages.
 const BUFFER_BYTES_MAX: usize = 64 << 20;
 
-/// The client's behavior; correct by default.
+/// The client's behaviour; correct by default.
 #[derive(Clone, Copy, Debug)]
 pub struct Manners {
     /// Receives posted before it connects, if fewer than required.
