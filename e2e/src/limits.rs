@@ -21,8 +21,8 @@ pub const API_SERVER_DEADLINE: Duration = Duration::from_secs(120);
 pub const KUBECTL_DEADLINE: Duration = Duration::from_secs(60);
 /// A Kubernetes node's memory: kubelet, containerd and pods, plus a root file system in memory.
 pub const KUBERNETES_NODE_MEMORY_MIB: u32 = 1536;
-/// Processors of an emulated Kubernetes node. With one processor, the node that runs target, server and pods together ran out
-/// of CPU, and the target did not answer for longer than the servers wait.
+/// Processors of an emulated Kubernetes node. With one processor, the node that runs target, server and pods together stalled,
+/// and the target did not answer for longer than the servers wait.
 pub const KUBERNETES_NODE_PROCESSORS: u8 = 2;
 /// From kubelet's start until Ready, for several emulated nodes at the same time.
 pub const NODE_READY_DEADLINE: Duration = Duration::from_secs(240);

@@ -32,7 +32,7 @@ const WAIT_FLAGS: [u32; 4] = [0, 128, 256, 384];
 pub(super) struct Perf {
     /// Each counts a part of the system calls.
     calls: Vec<Stat>,
-    /// Counts events other than system calls, and those futex calls that wait once more.
+    /// Counts events other than system calls and, once more, the futex calls that wait.
     beside: Stat,
 }
 

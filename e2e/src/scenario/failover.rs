@@ -88,7 +88,7 @@ fn detected(client: &Node) -> Result<Duration> {
 /// The phases of a takeover's time, once the writer has continued.
 struct Breakdown {
     detect: Duration,
-    /// From the start to the end of the process by the server's own clock: connect, preempt, mount, address, serve.
+    /// From the server's start until it serves, by its own clock: connect, preempt, mount, address, serve.
     parts: [u64; 5],
     reconnect: Duration,
     total: Duration,

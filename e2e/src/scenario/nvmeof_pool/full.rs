@@ -83,7 +83,7 @@ pub(in crate::scenario) fn full(lab: &Lab) -> Result<String> {
     ensure!(filled.no_space, "it was not full: {filled:?}");
 
     // Deleting frees space.
-    // There may not even have been room for its name.
+    // There may not even have been space for the name `more`.
     again.client.run(&format!("rm {0}/large; rm -f {0}/more; rm -r {0}/small", again.at))?;
     let shards =
         Shards { folder: again.at.as_str().into(), prefix: "s".into(), count: 4, bytes: 4 * MIB, seed: SEED };
