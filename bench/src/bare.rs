@@ -1,4 +1,4 @@
-//! The same bytes over the same loopback without SMB: what the kernel alone costs.
+//! Transfers the same bytes over the same loopback without SMB, to measure the cost of the kernel alone.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -23,7 +23,7 @@ pub(crate) enum Means {
     Read,
 }
 
-/// Answers each byte of a connection with the file's first `io_bytes`. Ends with its standard input.
+/// Answers each byte of a connection with the file's first `io_bytes`. Ends when its standard input ends.
 pub(crate) fn serve(means: Means, io_bytes: u64, file: &Path) -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     println!("{}", listener.local_addr()?.port());
@@ -31,7 +31,7 @@ pub(crate) fn serve(means: Means, io_bytes: u64, file: &Path) -> Result<()> {
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             std::thread::spawn(move || {
-                // A client that goes away is how every run ends.
+                // Every run ends with a client that disconnects.
                 let _ = answer(means, io_bytes, file, stream);
             });
         }
@@ -71,7 +71,7 @@ fn answer(means: Means, io_bytes: u64, file: &File, mut stream: TcpStream) -> Re
     }
 }
 
-/// Starts the server of a bare loop; the port is in the result.
+/// Starts the server of a bare loop. Returns it with its port.
 pub(crate) fn start(place: &Place, name: &'static str, means: Means, io_bytes: u64) -> Result<(Server, u16)> {
     let file = place.share().join(format!("{name}.dat"));
     std::fs::write(&file, vec![0; usize::try_from(io_bytes)?])?;
@@ -86,7 +86,7 @@ pub(crate) fn start(place: &Place, name: &'static str, means: Means, io_bytes: u
     Ok((server, port))
 }
 
-/// Keeps `depth` answers on their way on each connection, for as long as the load says.
+/// Keeps `depth` responses in flight on each connection, for the duration of the load.
 pub(crate) fn load(port: u16, load: &Load) -> Result<Rate> {
     let received = AtomicU64::new(0);
     let started = Instant::now();

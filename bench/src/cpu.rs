@@ -1,22 +1,22 @@
-//! CPU time of a server: its process, its threads, its children, those that have ended included.
+//! CPU time of a server: its process, its threads and its children, including those that have ended.
 
 use std::collections::HashMap;
 use std::fs;
 
 use anyhow::{Context, Result};
 
-/// What `/proc/<pid>/stat` says that matters here.
+/// The relevant fields of `/proc/<pid>/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stat {
     parent: u32,
-    /// User and system time of all its threads and of the children it has waited for, in clock ticks.
+    /// User and system time of all its threads and of the children that it has waited for, in clock ticks.
     ticks: u64,
-    /// The same of the children alone.
+    /// The same for the children alone.
     ticks_children: u64,
 }
 
 impl Stat {
-    /// proc_pid_stat(5). The name, in parentheses, may itself hold spaces and parentheses.
+    /// Parses proc_pid_stat(5). The name, in parentheses, may itself contain spaces and parentheses.
     fn parse(text: &str) -> Option<Self> {
         let (_, rest) = text.rsplit_once(") ")?;
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
@@ -31,17 +31,17 @@ impl Stat {
     }
 }
 
-/// The processes below one, and their CPU time so far.
+/// A process and its descendants, and their CPU time so far.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Usage {
     /// CPU-seconds, user and system.
     pub(crate) seconds: f64,
-    /// Processes alive.
+    /// Number of running processes.
     pub(crate) processes: usize,
 }
 
-/// Of `root` and all its descendants. A process that ends between two calls moves its time to its parent, so the
-/// difference of two calls is right as long as the parents wait for their children.
+/// CPU time of `root` and all its descendants. A process that ends between two calls adds its time to its parent's, so the
+/// difference of two calls is correct as long as the parents wait for their children.
 pub(crate) fn tree(root: u32) -> Result<Usage> {
     let stats = descent(root)?;
     let ticks: u64 = stats.values().map(|stat| stat.ticks).sum();
@@ -58,7 +58,7 @@ fn descent(root: u32) -> Result<HashMap<u32, Stat>> {
     for entry in fs::read_dir("/proc")?.flatten() {
         let name = entry.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        // It may end while we look.
+        // The process may end meanwhile.
         let Ok(text) = fs::read_to_string(entry.path().join("stat")) else { continue };
         stats.insert(pid, Stat::parse(&text).context("read /proc/<pid>/stat")?);
     }
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn time_of_children_counts_after_they_have_ended_too() {
-        // A shell that burns CPU in a child, waits for it, and stays.
+        // A shell that burns CPU in a child, waits for it, and keeps running.
         let script = "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; echo done; read line";
         let mut shell = Command::new("sh")
             .args(["-c", script])

@@ -10,15 +10,15 @@ use forebay_e2e::host;
 
 use crate::place::{Place, SHARE, Server, USER, free_port};
 
-/// Beside this binary, or in `$FOREBAY_BINARIES`.
+/// The server next to this binary, or in `$FOREBAY_BINARIES`.
 pub(crate) fn default_binary() -> PathBuf {
     forebay_e2e::images::product::binaries().unwrap_or_default().join("forebay-server")
 }
 
-/// The volume of bursts, and its user.
+/// The volume for bursts, which is also the name of its user.
 pub(crate) const BURST_SHARE: &str = "checkpoints";
 
-/// A server that runs.
+/// A running server.
 pub(crate) struct Started {
     pub(crate) server: Server,
     pub(crate) port: u16,
@@ -64,7 +64,7 @@ impl Started {
         Ok(())
     }
 
-    /// Makes [`BURST_SHARE`], a volume of low priority that may write 512 MiB per second.
+    /// Creates [`BURST_SHARE`], a volume of low priority that may write 512 MiB per second.
     pub(crate) fn add_limited_volume(&self) -> Result<()> {
         self.add_volume(BURST_SHARE, BURST_SHARE)?;
         let limit = ["set-qos", BURST_SHARE, "--bytes-per-second", "512MiB", "--priority", "low"];
@@ -72,7 +72,7 @@ impl Started {
         Ok(())
     }
 
-    /// `forebay-server volume …`.
+    /// A `forebay-server volume …` command.
     fn volume(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command.arg("volume").args(arguments).arg("--socket").arg(&self.socket);

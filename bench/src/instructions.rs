@@ -1,4 +1,5 @@
-//! `forebay-bench instructions`: what the protocol core costs in instructions, by callgrind, beside what was recorded.
+//! `forebay-bench instructions`: counts the instructions of the protocol core with callgrind and compares them with recorded
+//! counts.
 
 mod callgrind;
 mod codec;
@@ -18,7 +19,7 @@ use table::{
     COMPILER, Cost, TOLERANCE_OTHER_COMPILER_PERCENT, TOLERANCE_PERCENT, Table, Verdict, change_percent,
 };
 
-/// Operations of the two runs of each workload: the difference of their counts is free of the set-up.
+/// Operations in the two runs of each workload: the difference of their counts excludes the setup.
 const FEW: u64 = 500;
 const MANY: u64 = 2500;
 
@@ -63,7 +64,7 @@ impl Operation {
     }
 }
 
-/// The counted program: does an operation so many times.
+/// The program to count: performs an operation `count` times.
 pub(crate) fn work(operation: Operation, count: u64) -> Result<()> {
     match operation {
         Operation::CodecRead => codec::read(count),
@@ -76,13 +77,13 @@ pub(crate) fn work(operation: Operation, count: u64) -> Result<()> {
     }
 }
 
-/// Counts, and records or compares.
+/// Counts the instructions, and records or compares them.
 pub(crate) fn run(arguments: &InstructionsArguments) -> Result<ExitCode> {
     ensure!(
         !cfg!(debug_assertions),
         "this is no release build, and its counts mean nothing; run: cargo build --release --workspace --bins"
     );
-    // Before anything is counted: a table that cannot be read is no reason to wait.
+    // Read the table before counting: an unreadable table should fail immediately.
     let recorded = if arguments.record { None } else { Some(Table::read(&arguments.table)?) };
     let scratch = tempfile::tempdir()?;
     let folder = arguments.keep.as_deref().unwrap_or(scratch.path());
@@ -117,7 +118,7 @@ pub(crate) fn run(arguments: &InstructionsArguments) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// What one operation takes.
+/// The cost of one operation.
 fn count(program: &Path, operation: Operation, folder: &Path) -> Result<Cost> {
     let name = operation.name();
     let run = |count: u64, suffix: &str| {
@@ -131,13 +132,13 @@ fn count(program: &Path, operation: Operation, folder: &Path) -> Result<Cost> {
 fn per_operation(few: Counts, many: Counts) -> Result<Cost> {
     let of = |few: u64, many: u64| -> Result<f64> {
         let difference = many.checked_sub(few).context("more operations took less")?;
-        // Tenths are what the table holds.
+        // The table has one decimal.
         Ok((difference as f64 / (MANY - FEW) as f64 * 10.0).round() / 10.0)
     };
     Ok(Cost { instructions: of(few.instructions, many.instructions)?, calls: of(few.calls, many.calls)? })
 }
 
-/// A table of all counts, and whether they are as recorded.
+/// A table of all counts, and whether they match the recorded ones.
 fn compare(recorded: &Table, costs: &BTreeMap<String, Cost>) -> (String, bool) {
     let mut text = String::new();
     if !recorded.is_of_this_compiler() {

@@ -1,4 +1,4 @@
-//! The machine that is measured on: what it is, and the priority of what runs on it.
+//! The machine used for the measurement: its description, and the priority of its processes.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use anyhow::{Context, Result};
 use forebay_e2e::progress::say;
 use rustix::process::{Resource, Rlimit};
 
-/// Sets the priority, as in nice(1): for this process and what it starts.
+/// Sets the priority of this process and its future children, as in nice(1).
 pub(crate) fn set_priority(nice: i32) -> Result<()> {
     rustix::process::setpriority_process(None, nice).context("set the priority (--nice)")?;
-    // With autogroups, a process's own priority counts only within its session (sched(7)).
+    // With autogroups, a process's nice value counts only within its session (sched(7)).
     let grouped = std::fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled");
     if grouped.is_ok_and(|enabled| enabled.trim() == "1") {
         let own = rustix::process::getpid();
@@ -24,14 +24,14 @@ pub(crate) fn set_priority(nice: i32) -> Result<()> {
     Ok(())
 }
 
-/// Allows this process, and what it starts, as many open files as it may allow itself: a connection takes one.
+/// Raises the limit of open files of this process and its future children to the maximum: a connection uses one.
 pub(crate) fn raise_descriptors() -> Result<()> {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     rustix::process::setrlimit(Resource::Nofile, raised).context("raise the number of open files")
 }
 
-/// Says what it is.
+/// Describes the machine.
 pub(crate) fn describe(dir: &Path) -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let kernel = rustix::system::uname();

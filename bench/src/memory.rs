@@ -6,25 +6,25 @@ use anyhow::Result;
 
 use crate::cpu;
 
-/// From here on, [`peak`] tells the most that was resident since now.
+/// Resets the peak, so that [`peak`] returns the maximum since now.
 pub(crate) fn reset_peak(root: u32) -> Result<()> {
     for pid in cpu::members(root)? {
-        // proc_pid_clear_refs(5). A process may have ended, or refuse; then its peak is that of its whole life.
+        // proc_pid_clear_refs(5). If a process has ended or the write is refused, its peak covers its whole life.
         let _ = fs::write(format!("/proc/{pid}/clear_refs"), "5");
     }
     Ok(())
 }
 
-/// The most bytes that were resident, summed over the processes: pages that they share count in each of them, and the peaks
-/// need not be of the same moment.
+/// Peak resident memory, summed over the processes. Shared pages count in each process, and the peaks may occur at different
+/// times.
 pub(crate) fn peak(root: u32) -> Result<u64> {
     let statuses =
         cpu::members(root)?.into_iter().map(|pid| fs::read_to_string(format!("/proc/{pid}/status")));
     Ok(statuses.flatten().filter_map(|text| high_water(&text)).sum())
 }
 
-/// What is resident now, summed over the processes: a page that several of them map counts in each, and once in all with the
-/// share that each has of it (proportional set size).
+/// Current resident memory, summed over the processes: first with a shared page counted in each process, second with it
+/// counted once, in equal shares (proportional set size).
 pub(crate) fn now(root: u32) -> Result<(u64, u64)> {
     let mut sums = (0, 0);
     for pid in cpu::members(root)? {
@@ -36,7 +36,7 @@ pub(crate) fn now(root: u32) -> Result<(u64, u64)> {
     Ok(sums)
 }
 
-/// What is resident now, as VmRSS says, summed over the processes: cheap enough for a look during a run.
+/// Current resident memory from VmRSS, summed over the processes: cheap enough for sampling during a run.
 pub(crate) fn resident(root: u32) -> Result<u64> {
     let statuses =
         cpu::members(root)?.into_iter().map(|pid| fs::read_to_string(format!("/proc/{pid}/status")));

@@ -1,4 +1,4 @@
-//! The folder of one measurement and the servers started for it: gone when it ends, however it ends.
+//! The folder of one measurement and the servers started for it. Both are gone when it ends, regardless of how.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -12,10 +12,10 @@ use anyhow::{Context, Result, bail};
 use forebay_e2e::rundir;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// How long a server may take until it accepts connections.
+/// Time limit until a server accepts connections.
 const START_DEADLINE: Duration = Duration::from_secs(20);
 
-/// How long a server may take to end before it is killed.
+/// Time limit until a server ends; after that it is killed.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Lines of a server's log shown when it fails.
@@ -27,7 +27,7 @@ pub(crate) const USER: &str = "bench";
 /// The name of the share, on every server.
 pub(crate) const SHARE: &str = "bench";
 
-/// `<dir>/forebay-bench-…`: logs, private folders, and the files that are served, all on one file system.
+/// `<dir>/forebay-bench-…`: logs, private folders, and the served files, all on one file system.
 #[derive(Debug)]
 pub(crate) struct Place {
     folder: tempfile::TempDir,
@@ -35,7 +35,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Makes the folder below `dir`.
+    /// Creates the folder below `dir`.
     pub(crate) fn create(dir: &Path) -> Result<Self> {
         rundir::clean_up_on_signals()?;
         let folder = tempfile::Builder::new()
@@ -50,7 +50,7 @@ impl Place {
         let password = forebay_e2e::cache::hex(&random);
         let place = Self { folder, password };
         fs::create_dir(place.share())?;
-        // Samba does its file work as the client's user.
+        // Samba accesses files as the client's user.
         fs::set_permissions(place.share(), fs::Permissions::from_mode(0o777))?;
         place.write_secret("credentials", &format!("username = {USER}\npassword = {}\n", place.password))?;
         Ok(place)
@@ -66,12 +66,12 @@ impl Place {
         self.path().join("share")
     }
 
-    /// The same, as it is called inside the lab's root.
+    /// The same folder, as its path inside the lab's root.
     pub(crate) fn share_in_root(&self) -> &'static str {
         "/scratch/share"
     }
 
-    /// The client's password: new for each measurement.
+    /// The client's password, which is new for each measurement.
     pub(crate) fn password(&self) -> &str {
         &self.password
     }
@@ -101,8 +101,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a program with its arguments and environment. What it says goes to `<place>/<name>.log`, except its
-    /// standard output where that is wanted as a pipe. Its standard input is a pipe that closes with us.
+    /// Starts a program with its arguments and environment. Its output is written to `<place>/<name>.log`, except its
+    /// standard output if `stdout_piped` is set. Its standard input is a pipe that closes when this process ends.
     pub(crate) fn start(
         place: &Place,
         name: &'static str,
@@ -111,11 +111,11 @@ impl Server {
     ) -> Result<Self> {
         let log = place.path().join(format!("{name}.log"));
         let file = File::create(&log)?;
-        // A server must not outlive us even where no destructor runs.
+        // A server must not outlive this process, even if no destructor runs.
         let mut guarded = Command::new("setpriv");
         guarded.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
         guarded.envs(command.get_envs().filter_map(|(key, value)| Some((key, value?))));
-        // smbd ends its whole process group when it ends: it gets one of its own.
+        // When smbd ends it kills its whole process group, so it gets a separate one.
         guarded.process_group(0).stdin(Stdio::piped()).stderr(file.try_clone()?);
         guarded.stdout(if stdout_piped { Stdio::piped() } else { file.into() });
         let child = guarded.spawn().context("start setpriv")?;
@@ -133,7 +133,7 @@ impl Server {
         self.child.id()
     }
 
-    /// Its standard output, where that is a pipe; once.
+    /// Its standard output if that is a pipe; available once.
     pub(crate) fn stdout(&mut self) -> Option<ChildStdout> {
         self.child.stdout.take()
     }
@@ -144,7 +144,7 @@ impl Server {
         self.wait_until(|| TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok())
     }
 
-    /// Waits until it serves, as `ready` says.
+    /// Waits until it serves, according to `ready`.
     pub(crate) fn wait_until(&mut self, ready: impl Fn() -> bool) -> Result<()> {
         let deadline = Instant::now() + START_DEADLINE;
         loop {
@@ -186,7 +186,7 @@ impl Drop for Server {
     }
 }
 
-/// A port of the loopback that is free at the moment.
+/// A loopback port that is currently free.
 pub(crate) fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }

@@ -1,4 +1,4 @@
-//! `forebay-bench plot`: results of the load as SVG, readable on light and on dark pages.
+//! `forebay-bench plot`: results of the load as SVG, readable on light and dark pages.
 
 mod svg;
 
@@ -22,7 +22,7 @@ pub(crate) struct PlotArguments {
     out: PathBuf,
 }
 
-/// Draws what the files hold.
+/// Draws the results in the files.
 pub(crate) fn run(arguments: &PlotArguments) -> Result<()> {
     let mut reports = Vec::new();
     for file in &arguments.files {
@@ -32,7 +32,7 @@ pub(crate) fn run(arguments: &PlotArguments) -> Result<()> {
     draw(&reports, &arguments.out)
 }
 
-/// Draws one plot for each report, by its name, and two over all of them.
+/// Draws one plot for each named report, and two over all of them.
 pub(crate) fn draw(reports: &[(String, Report)], out: &Path) -> Result<()> {
     std::fs::create_dir_all(out).with_context(|| format!("make {}", out.display()))?;
     for (name, report) in reports {
@@ -67,7 +67,7 @@ fn cpu(report: &Report) -> Option<Figure> {
     figures(&report.plan).into_iter().find(is_cpu)
 }
 
-/// Every figure of one report, absolute: a section for each.
+/// Every figure of one report in absolute values, one section for each.
 pub(crate) fn of_report(report: &Report) -> Chart {
     let sections = figures(&report.plan).into_iter().filter_map(|figure| {
         let rows: Vec<Row> =
@@ -84,7 +84,8 @@ pub(crate) fn of_report(report: &Report) -> Chart {
     }
 }
 
-/// One figure of every report that has a Samba, over that of the best of them: bars are ratios, labels absolute values too.
+/// One figure of every report that includes a Samba, relative to the best Samba: bars are ratios, labels also have absolute
+/// values.
 fn overview(reports: &[&Report], pick: fn(&Report) -> Option<Figure>) -> Option<Chart> {
     let mut sections = Vec::new();
     let mut drawn = Vec::new();
@@ -111,7 +112,7 @@ fn overview(reports: &[&Report], pick: fn(&Report) -> Option<Figure>) -> Option<
     })
 }
 
-/// A bar: the figure of one server over `unity`, with its range.
+/// A bar: the figure of one server relative to `unity`, with its range.
 fn row(report: &Report, series: &Series, figure: Figure, unity: f64) -> Option<Row> {
     let value = figure.of(&series.median)?;
     let (low, high) = figure.range(series)?;
@@ -119,7 +120,7 @@ fn row(report: &Report, series: &Series, figure: Figure, unity: f64) -> Option<R
     if series.runs.len() > 1 {
         label = format!("{label} ({} to {})", digits(low), digits(high));
     }
-    // A ratio of a ratio says nothing.
+    // A ratio of ratios is meaningless.
     let samba = figure.best(report, is_samba).filter(|(_, its)| *its > 0.0 && figure != Figure::BurstRatio);
     if let Some((samba, its)) = samba.filter(|(samba, _)| *samba != series.server) {
         label = format!("{label} = {} × {samba}", digits(value / its));

@@ -12,7 +12,7 @@ use crate::report::{Report, Run, Series};
 use crate::torture::{self, Load};
 use crate::{Contestant, ReadArguments, bare, cpu, forebay, machine, samba};
 
-/// How long a server may take to end the processes it has for a client that is gone.
+/// Time limit for a server to end its processes for a disconnected client.
 const SETTLE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Bytes of a GB.
@@ -117,13 +117,13 @@ fn measure(entrant: &mut Entrant, cache: &Cache, place: &Place, load: &Load) -> 
     })
 }
 
-/// The server's usage once it has ended what it ran for this client: a process that is ending has not handed its time
-/// to its parent yet.
+/// The server's usage once it has ended the processes for this client: a process that is still ending has not added its time
+/// to its parent's yet.
 fn settled(entrant: &mut Entrant) -> Result<cpu::Usage> {
     let deadline = Instant::now() + SETTLE_DEADLINE;
     loop {
         let usage = cpu::tree(entrant.server.pid())?;
-        // A first client may bring helpers to life that stay.
+        // A first client may make the server start helpers that stay.
         if usage.processes <= entrant.processes_idle {
             return Ok(usage);
         }

@@ -1,4 +1,4 @@
-//! Results: the table for people, the same as JSON, and the verdict.
+//! Results: a table for people, the same as JSON, and the verdict.
 
 use std::fmt::Write;
 
@@ -13,7 +13,7 @@ pub(crate) struct Run {
     pub(crate) gb_per_second: f64,
     /// CPU-seconds of the server per GB.
     pub(crate) server_cpu_per_gb: f64,
-    /// CPU-seconds of the client per GB; not known for the bare loops.
+    /// CPU-seconds of the client per GB; unknown for the bare loops.
     pub(crate) client_cpu_per_gb: Option<f64>,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Series {
     pub(crate) server: &'static str,
     pub(crate) is_samba: bool,
     pub(crate) runs: Vec<Run>,
-    /// Of each figure on its own.
+    /// The median of each figure separately.
     pub(crate) median: Run,
 }
 
@@ -40,7 +40,7 @@ impl Series {
     }
 }
 
-/// All of one measurement.
+/// The complete results of one measurement.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     pub(crate) machine: String,
@@ -77,7 +77,7 @@ impl Report {
         text
     }
 
-    /// Ours over each Samba: GB/s, and server CPU per GB.
+    /// Ratios of ours to each Samba: GB/s, and server CPU per GB.
     fn ratios(&self) -> Vec<(&'static str, f64, f64)> {
         let Some(ours) = self.series.iter().find(|series| series.server == "forebay") else {
             return Vec::new();
@@ -91,8 +91,8 @@ impl Report {
             .collect()
     }
 
-    /// Whether ours is at least as fast as every Samba measured, at no more CPU time per GB. False when there was
-    /// nothing to compare.
+    /// Whether our server is at least as fast as every measured Samba, at no more CPU time per GB. False if there was nothing
+    /// to compare.
     pub(crate) fn has_parity(&self) -> bool {
         let ratios = self.ratios();
         !ratios.is_empty() && ratios.iter().all(|(_, speed, cpu)| *speed >= 1.0 && *cpu <= 1.0)
@@ -107,7 +107,7 @@ fn row(server: &str, run: &str, figures: &Run) -> String {
     )
 }
 
-/// Of at least one value.
+/// Requires at least one value.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

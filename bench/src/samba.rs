@@ -1,4 +1,4 @@
-//! Samba as the reference, set up as a careful administrator would for this load.
+//! Samba as the reference, configured as a careful administrator would for this load.
 
 use std::fmt::Write;
 use std::fs;
@@ -9,7 +9,7 @@ use forebay_e2e::native;
 
 use crate::place::{Place, SHARE, Server, USER, free_port};
 
-/// Makes the account in this run's own copy of the root and its own account database, then becomes smbd.
+/// Creates the account in this run's own copy of the root and in its own account database, then executes smbd.
 const SCRIPT: &str = r#"
 home=/scratch/$1 user=$2
 printf '%s:x:4242:4242::/:/usr/sbin/nologin\n' "$user" >> /etc/passwd
@@ -17,7 +17,7 @@ printf '%s:x:4242:4242::/:/usr/sbin/nologin\n' "$user" >> /etc/passwd
 exec smbd --foreground --no-process-group --debug-stdout --configfile="$home/smb.conf"
 "#;
 
-/// Starts one; the port is in the result.
+/// Starts a Samba server. Returns it with its port.
 pub(crate) fn start(cache: &Cache, place: &Place, name: &'static str, extra: &str) -> Result<(Server, u16)> {
     let port = free_port()?;
     let home = place.path().join(name);
@@ -33,10 +33,10 @@ pub(crate) fn start(cache: &Cache, place: &Place, name: &'static str, extra: &st
     Ok((server, port))
 }
 
-/// Asynchronous reads in a thread pool and TCP_NODELAY are Samba's defaults; signing is offered and not required, so
-/// that no request is signed here. What is set beyond places and names is what its manual advises for large transfers and
-/// large directories: names are case-sensitive, as Forebay's are, since smbd otherwise reads the whole directory for each
-/// name that is not there.
+/// Asynchronous reads in a thread pool and TCP_NODELAY are Samba's defaults. Signing is offered and not required, so no
+/// request is signed here. Apart from paths and names, the settings are those that its manual recommends for large transfers
+/// and large directories: names are case-sensitive, as in Forebay, because smbd otherwise reads the whole directory for each
+/// name that does not exist.
 fn configuration(name: &str, port: u16, share: &str, extra: &str) -> Result<String> {
     let mut text = String::from("[global]\n");
     for folder in ["private", "lock", "state", "cache", "pid"] {

@@ -1,4 +1,5 @@
-//! `forebay-bench suite`: every workload that has a target, in one go: results, plots, and a table of ratios beside targets.
+//! `forebay-bench suite`: every workload that has a target, in one run: results, plots, and a table that compares ratios with
+//! targets.
 
 mod cases;
 mod verdict;
@@ -53,7 +54,7 @@ pub(crate) struct SuiteArguments {
     nice: i32,
 }
 
-/// Parts of the acceptance table that this command cannot measure, and why.
+/// Parts of the acceptance table that this command cannot measure, with the reason.
 const MISSING: [(&str, &str); 3] = [
     (
         "cold reads of a file larger than memory",
@@ -111,7 +112,7 @@ pub(crate) fn run(arguments: &SuiteArguments) -> Result<ExitCode> {
                     reports.extend(measured.into_iter().map(|report| (case.name.to_owned(), report)));
                 }
             }
-            // The others are worth having.
+            // The other cases are still useful.
             Err(error) => {
                 say(format!("{}: {error:#}", case.name));
                 skipped.push((case.name.to_owned(), format!("failed: {}", first_lines(&error))));
@@ -133,7 +134,7 @@ fn first_lines(error: &anyhow::Error) -> String {
     format!("{error:#}").lines().take(2).collect::<Vec<_>>().join(" ")
 }
 
-/// Whether a Samba starts here, without making the root that it needs: that takes long.
+/// Checks whether a Samba starts here, without building the root that it needs, because that takes long.
 fn probe_samba(dir: &Path) -> Result<()> {
     let place = Place::create(dir)?;
     samba::start(&Cache::open()?.looking(), &place, "samba", "").map(drop)
@@ -155,7 +156,7 @@ fn measure(case: &Case, arguments: &SuiteArguments) -> Result<Vec<Report>> {
     load::compare_connections(&setup, &case.plan, &case.connections)
 }
 
-/// results.md.
+/// The content of results.md.
 fn document(
     arguments: &SuiteArguments,
     effort: Effort,
@@ -199,14 +200,14 @@ fn document(
     text
 }
 
-/// The day, in UTC.
+/// The current day, in UTC.
 fn date() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (year, month, day) = civil(seconds / 86_400);
     format!("{year}-{month:02}-{day:02}")
 }
 
-/// Year, month and day of a number of days since 1970.
+/// Converts a number of days since 1970 to year, month and day.
 fn civil(mut days: u64) -> (u64, usize, u64) {
     let mut year = 1970_u64;
     loop {

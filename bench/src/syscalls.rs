@@ -22,15 +22,15 @@ use crate::{forebay, machine};
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// How long a counter may take to start, to answer, or to end.
+/// Time limit for a counter to start, to respond, or to end.
 const COUNTER_DEADLINE: Duration = Duration::from_secs(60);
-/// How long the operations of one workload may take.
+/// Time limit for the operations of one workload.
 const SECONDS_MAX: f64 = 600.0;
-/// Calls of less than one in a thousand operations are not listed.
+/// Calls that occur in less than one of a thousand operations are not listed.
 const LISTED_MIN: f64 = 0.001;
-/// Calls of futex(2) for each READ or WRITE from which on it counts as one that takes a contended lock. A lock that each takes, and
-/// that is taken by another once in ten times, is beyond it. strace itself interrupts the waits of idle threads, which then wait
-/// again: once for each thread.
+/// Number of futex(2) calls per READ or WRITE from which the operation counts as taking a contended lock. A lock that every
+/// operation takes and that is contended one time in ten exceeds it. strace itself interrupts the waits of idle threads,
+/// which then wait again: once per thread.
 const FUTEX_CALLS_MAX: f64 = 0.05;
 
 #[derive(Args)]
@@ -145,38 +145,38 @@ impl SyscallsArguments {
     }
 }
 
-/// What was counted in one workload.
+/// The counts of one workload.
 #[derive(Debug, Clone, Serialize)]
 struct Counted {
     workload: String,
-    /// Whether an operation is one READ or WRITE.
+    /// Whether an operation is a single READ or WRITE.
     #[serde(skip)]
     is_plain_io: bool,
     connections: usize,
     depth: usize,
     operations: u64,
-    /// Calls by their names.
+    /// Calls by name.
     calls: BTreeMap<String, u64>,
-    /// Beside system calls, as far as the counter sees them.
+    /// Counts other than system calls, if the counter supports them.
     #[serde(skip_serializing_if = "Option::is_none")]
     beside: Option<Beside>,
 }
 
-/// What perf sees beside system calls.
+/// Counts of perf other than system calls.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 struct Beside {
-    /// Calls of futex(2) that wait, for a lock or for work, by the names of the threads that make them.
+    /// Calls of futex(2) that wait, for a lock or for work, by the names of the calling threads.
     futex_waits: BTreeMap<String, u64>,
-    /// Requests that io_uring was given: each would be a system call without it.
+    /// Requests submitted to io_uring: without it, each would be a system call.
     io_uring_requests: u64,
-    /// Locks of the kernel that were taken by another at the moment.
+    /// Number of contended kernel locks.
     kernel_contentions: u64,
 }
 
 /// A counter's result.
 type Counts = (BTreeMap<String, u64>, Option<Beside>);
 
-/// Counts in one workload after the other, each with a server of its own.
+/// Counts in one workload after the other, each with a separate server.
 pub(crate) fn run(arguments: &SyscallsArguments) -> Result<ExitCode> {
     load::prepare(0)?;
     let chosen = match &arguments.only[..] {
@@ -254,7 +254,7 @@ fn count(arguments: &SyscallsArguments, setup: &Setup<'_>, name: Name) -> Result
     })
 }
 
-/// A counter that counts.
+/// A running counter.
 trait Count {
     /// Ends it.
     fn finish(self: Box<Self>) -> Result<Counts>;
@@ -306,7 +306,7 @@ impl Counted {
     }
 }
 
-/// Has a counter end as by Ctrl-C, and waits for it.
+/// Interrupts a counter as with Ctrl-C, and waits until it ends.
 fn interrupt(child: &mut Child) -> Result<ExitStatus> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process has an id")?;
     kill_process(pid, Signal::INT)?;
@@ -322,7 +322,7 @@ fn interrupt(child: &mut Child) -> Result<ExitStatus> {
     }
 }
 
-/// Ends a counter that is not needed any more because something else has failed.
+/// Kills a counter that is no longer needed because something else has failed.
 fn kill(child: &mut Child) {
     let _ = child.kill();
     let _ = child.wait();

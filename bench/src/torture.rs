@@ -8,7 +8,7 @@ use forebay_e2e::native;
 
 use crate::place::{Place, SHARE};
 
-/// What the client asks for.
+/// The parameters of a load.
 #[derive(Debug, Clone, serde::Serialize)]
 pub(crate) struct Load {
     pub(crate) io_bytes: u64,
@@ -17,14 +17,14 @@ pub(crate) struct Load {
     pub(crate) seconds: u32,
 }
 
-/// What the client got.
+/// The rate that the client reached.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Rate {
     pub(crate) bytes_per_second: f64,
     pub(crate) bytes: u64,
 }
 
-/// Runs it against the server at this port.
+/// Runs it against the server on this port.
 pub(crate) fn read(cache: &Cache, place: &Place, port: u16, load: &Load) -> Result<Rate> {
     let argv = [
         "smbtorture".to_owned(),
@@ -56,7 +56,7 @@ pub(crate) fn read(cache: &Cache, place: &Place, port: u16, load: &Load) -> Resu
     })
 }
 
-/// Of its last line: the mean over the whole run. Versions differ in the separator and in grouping the digits:
+/// Parses its last line, which contains the mean over the whole run. Versions differ in the separator and in digit grouping:
 /// `read[num/s=1089,bytes/s=…]` in 4.22, `read[num/s=1,089;bytes/s=…]` later.
 fn reads_per_second(said: &str) -> Option<u64> {
     let (_, rest) = said.rsplit_once("read[num/s=")?;

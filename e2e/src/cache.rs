@@ -1,8 +1,8 @@
-//! The cache outside the tree: folders named by the hash of what they are made of.
+//! The cache outside the tree: folders named after the hash of their ingredients.
 //!
-//! `<root>/<kind>/<hash>` exists only when it is complete: it is made beside its place and renamed. A process
-//! that makes an entry holds its lock file, so two clones that need the same entry wait for each other instead of making it
-//! twice. A process that uses an entry holds the lock shared, so that pruning cannot remove it meanwhile.
+//! `<root>/<kind>/<hash>` exists only if it is complete: an entry is built in a temporary folder next to it, which is then
+//! renamed. A process that builds an entry holds its lock file, so two clones that need the same entry wait for each other
+//! instead of building it twice. A process that uses an entry holds the lock shared, so pruning cannot remove it meanwhile.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 
 use crate::progress::say;
 
-/// What an entry is made of, as text; its hash is the entry's name.
+/// The ingredients of an entry, as text. Its hash is the entry's name.
 #[derive(Debug, Clone, Default)]
 pub struct Recipe(String);
 
@@ -23,7 +23,7 @@ impl Recipe {
     /// Adds an ingredient.
     pub fn with(mut self, name: &str, value: impl AsRef<str>) -> Self {
         let value = value.as_ref();
-        // The length keeps two different lists of ingredients from reading the same.
+        // The length prevents two different lists of ingredients from producing the same text.
         self.0.push_str(&format!("== {name} {}\n{value}\n", value.len()));
         self
     }
@@ -39,7 +39,7 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A complete entry, kept from pruning while this value lives.
+/// A complete entry. Pruning cannot remove it while this value exists.
 #[derive(Debug)]
 pub struct Artefact {
     path: PathBuf,
@@ -78,7 +78,7 @@ pub struct Listed {
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
-    /// Names of the entries that were asked for, where nothing is to be made.
+    /// Names of the entries that were requested, if this cache builds nothing.
     asked: Option<Arc<Mutex<BTreeSet<String>>>>,
 }
 
@@ -100,18 +100,18 @@ impl Cache {
         Ok(Self { root, asked: None })
     }
 
-    /// The same cache, which makes nothing and remembers what it is asked for: [`Cache::get`] of an entry that is not there is
-    /// an error.
+    /// Returns the same cache, but it builds nothing and records what is requested: [`Cache::get`] fails for an entry that
+    /// does not exist.
     pub fn looking(&self) -> Self {
         Self { root: self.root.clone(), asked: Some(Arc::default()) }
     }
 
-    /// Whether it is one of [`Cache::looking`].
+    /// Whether [`Cache::looking`] returned this cache.
     pub fn is_looking(&self) -> bool {
         self.asked.is_some()
     }
 
-    /// Names of the entries that it was asked for since [`Cache::looking`].
+    /// Names of the entries that were requested since [`Cache::looking`].
     pub fn asked(&self) -> BTreeSet<String> {
         let asked =
             self.asked.as_ref().map(|asked| asked.lock().unwrap_or_else(PoisonError::into_inner).clone());
@@ -123,7 +123,7 @@ impl Cache {
         &self.root
     }
 
-    /// The entry of this recipe; made by `make`, into the folder it is given, when it is not there yet.
+    /// Returns the entry of this recipe. If it does not exist yet, `make` builds it in the folder that it receives.
     pub fn get(
         &self,
         kind: &str,
@@ -176,7 +176,7 @@ impl Cache {
         make: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<()> {
         let prefix = format!(".{}.", recipe.key());
-        // The lock is held: what has this prefix is left over from a run that was killed.
+        // This process holds the lock, so every folder with this prefix is left over from a run that was killed.
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
             if entry.file_name().to_string_lossy().starts_with(&prefix) {
@@ -192,8 +192,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Where sudo made the cache, gives its folders and locks (not what is in the entries: their owners belong to the
-    /// guests) to the user who called sudo: what needs no root is made without it later.
+    /// If sudo created the cache, gives its folders and locks to the user who called sudo, so that later steps that need no
+    /// root run without it. The contents of the entries keep their owners, which belong to the guests.
     pub fn hand_to_sudo_user(&self) -> Result<()> {
         let id = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
         let (Some(user), Some(group)) = (id("SUDO_UID"), id("SUDO_GID")) else { return Ok(()) };
@@ -235,7 +235,7 @@ impl Cache {
                 say(format!("{name} is in use, kept"));
                 continue;
             }
-            // Away under another name first: a half-removed entry must never look complete.
+            // Renamed first: a half-removed entry must never look complete.
             let doomed =
                 path.with_file_name(format!(".{}.doomed", path.file_name().unwrap_or_default().display()));
             fs::rename(&path, &doomed)?;
@@ -265,7 +265,7 @@ impl Cache {
     }
 }
 
-/// Opens a lock file, for reading only if it belongs to another user: flock accepts that.
+/// Opens a lock file, read-only if it belongs to another user: flock accepts that.
 fn open_lock(path: &Path) -> Result<File> {
     File::options()
         .read(true)
@@ -355,7 +355,7 @@ mod tests {
         let make = |text: &str| cache.get("kind", &Recipe::default().with("x", text), |_| Ok(()));
         let held = make("held").expect("made");
         drop(make("idle").expect("made"));
-        // A program that another test starts at this moment holds copies of our locks until it has exec'ed.
+        // A program that another test starts at this moment holds copies of our locks until exec.
         let prune_one = || {
             let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
             while cache.prune(|_| false).expect("pruned").is_empty() {

@@ -1,4 +1,4 @@
-//! The host's side of the stream to an agent: many requests at once over one socket.
+//! The host's side of the stream to an agent: many concurrent requests over one socket.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use crate::wire::{Decoder, Exec, Exit, Frame, Hello, Message};
 #[derive(Debug)]
 pub struct Channel {
     writer: Mutex<UnixStream>,
-    /// Requests that wait for frames; absent once the guest is gone.
+    /// Requests that wait for frames; `None` once the guest is gone.
     waiting: Mutex<Option<HashMap<u32, Sender<Message>>>>,
     next: AtomicU32,
 }
@@ -34,7 +34,7 @@ impl Channel {
         Self::over(stream)
     }
 
-    /// Speaks over this stream.
+    /// Creates a channel over this stream.
     pub fn over(stream: UnixStream) -> Result<Arc<Self>> {
         let mut reader = stream.try_clone()?;
         let channel = Arc::new(Self {
@@ -79,7 +79,7 @@ impl Channel {
         }
     }
 
-    /// Opens a request; its answers come out of the receiver, which ends when the guest is gone.
+    /// Opens a request. The receiver yields its answers and ends when the guest is gone.
     pub fn open(&self, message: Message) -> Result<(u32, Receiver<Message>)> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = channel();
@@ -96,16 +96,16 @@ impl Channel {
         lock(&self.writer).write_all(&Frame { id, message }.encode()).context("the guest is gone")
     }
 
-    /// Forgets a request with answers that are not needed any more.
+    /// Drops a request if its answers are no longer needed.
     pub fn forget(&self, id: u32) {
         if let Some(waiting) = lock(&self.waiting).as_mut() {
             waiting.remove(&id);
         }
     }
 
-    /// Asks until the agent answers or the deadline has passed.
+    /// Retries until the agent answers or the deadline has passed.
     pub fn wait_for_agent(&self, deadline: Instant, mut alive: impl FnMut() -> Result<()>) -> Result<Hello> {
-        // Frames written before the agent has opened its port may be lost: ask again, with new ids.
+        // Frames written before the agent has opened its port may be lost: ping again, with new ids.
         let mut pings: Vec<(u32, Receiver<Message>)> = Vec::new();
         let result = loop {
             if let Err(error) = alive() {
@@ -138,7 +138,7 @@ impl Channel {
         result
     }
 
-    /// Runs a command to its end and collects its output; beyond the deadline it is killed.
+    /// Runs a command to completion and collects its output. Kills it after the deadline.
     pub fn run(&self, exec: Exec, stdin: &[u8], deadline: Duration) -> Result<Output> {
         let shown = exec.argv.join(" ");
         let until = Instant::now() + deadline;
@@ -174,14 +174,14 @@ impl Channel {
     }
 }
 
-/// What a command said and how it ended.
+/// The output of a command and how it ended.
 #[derive(Debug, Default)]
 pub struct Output {
     /// Standard output.
     pub stdout: Vec<u8>,
     /// Standard error.
     pub stderr: Vec<u8>,
-    /// End.
+    /// How it ended.
     pub exit: Exit,
 }
 
@@ -196,7 +196,7 @@ impl Output {
         String::from_utf8_lossy(&self.stdout).trim().to_owned()
     }
 
-    /// How it ended and what it said on standard error, for people.
+    /// How it ended and its standard error, as a readable message.
     pub fn complaint(&self) -> String {
         let how = match &self.exit {
             Exit { error: Some(error), .. } => error.clone(),
@@ -259,7 +259,7 @@ mod tests {
         let fifo = folder.path().join("fifo").display().to_string();
         assert!(agent.run(sh(&format!("mkfifo {fifo}")), &[], SOON).expect("it runs").success());
         std::thread::scope(|scope| {
-            // Each half of the fifo blocks until the other is opened: one after the other would never end.
+            // Each end of the fifo blocks until the other is opened: run one after the other, they would never finish.
             let reader =
                 scope.spawn(|| agent.run(sh(&format!("cat {fifo}")), &[], SOON).expect("it runs").text());
             let writer = agent.run(sh(&format!("echo through > {fifo}")), &[], SOON).expect("it runs");
@@ -278,7 +278,7 @@ mod tests {
         assert!(error.to_string().contains("begun"), "{error}");
         let pid = std::fs::read_to_string(&pids).expect("the pid was written");
         let until = Instant::now() + SOON;
-        // A zombie of another parent process still has an entry, but no memory: look at its state.
+        // A zombie that belongs to another parent process still has an entry in /proc, but no memory: check its state.
         while std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()))
             .is_ok_and(|stat| !stat.contains(") Z "))
         {

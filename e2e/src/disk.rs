@@ -1,8 +1,8 @@
-//! A node's writable disk, and what a loss of power leaves of it.
+//! A node's writable disk, and its content after a power loss.
 //!
-//! A killed QEMU leaves everything that the guest ever wrote in this machine's page cache. On a disk with a volatile cache what
-//! is written also goes to a log, by QEMU's `blklogwrites`; when the power is cut the disk is made again from that: as it was when
-//! the machine was started, with what was flushed since.
+//! A killed QEMU leaves everything that the guest ever wrote in this machine's page cache. For a disk with a volatile cache,
+//! QEMU's `blklogwrites` also logs each write. When the power is cut, the disk is rebuilt from that log: its state when the
+//! machine was started, plus what was flushed since.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use forebay_testing::disk_log::{Cache, DiskLog, Image};
 
 use crate::host;
 
-/// The disk of a node, by its files.
+/// The files of a node's disk.
 #[derive(Debug)]
 pub struct Disk {
-    /// As the guest has it.
+    /// The disk as the guest sees it.
     file: PathBuf,
     bytes: u64,
     template: Option<PathBuf>,
@@ -24,33 +24,33 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// The disk of this size in `folder`, whether it is there or not.
+    /// The disk of this size in `folder`, whether or not it exists.
     pub fn new(folder: &Path, node: &str, bytes: u64) -> Self {
         let file = folder.join(format!("{node}.scratch"));
         Self { file, bytes, template: None, has_volatile_cache: false }
     }
 
-    /// A copy of this, where there is one.
+    /// Makes the disk a copy of this template, if there is one.
     pub fn with_template(self, template: Option<&Path>) -> Self {
         Self { template: template.map(Path::to_owned), ..self }
     }
 
-    /// Whether it loses with its power what was not flushed.
+    /// Whether the disk loses unflushed writes when its power is cut.
     pub fn with_volatile_cache(self, has_volatile_cache: bool) -> Self {
         Self { has_volatile_cache, ..self }
     }
 
-    /// What the guest wrote since its machine was started.
+    /// Log of the guest's writes since its machine was started.
     fn log(&self) -> PathBuf {
         self.file.with_extension("log")
     }
 
-    /// The disk as it was when the machine was started. Made when the power is first cut.
+    /// The disk as it was when the machine was started. Created at the first power cut.
     fn stable(&self) -> PathBuf {
         self.file.with_extension("stable")
     }
 
-    /// Makes it where it is not there, and a new log.
+    /// Creates the disk if it does not exist, and a new log.
     pub fn prepare(&self) -> Result<()> {
         if !self.file.exists() {
             self.begin(&self.file)?;
@@ -61,7 +61,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Makes `at` the disk of a machine that was never started.
+    /// Creates at `at` the disk of a machine that was never started.
     fn begin(&self, at: &Path) -> Result<()> {
         if let Some(template) = &self.template {
             copy(template, at)?;
@@ -70,7 +70,7 @@ impl Disk {
         file.set_len(self.bytes).map_err(Into::into)
     }
 
-    /// QEMU's option for it. This machine's own power is not cut: its files need no fsync.
+    /// QEMU's option for it. This machine's own power is not cut, so its files need no fsync.
     pub fn drive(&self) -> String {
         let file = self.file.display();
         if !self.has_volatile_cache {
@@ -84,10 +84,10 @@ impl Disk {
         )
     }
 
-    /// Takes from it what was not flushed; what that was, where it has a volatile cache. QEMU has ended.
+    /// Removes the unflushed writes and describes them, if the disk has a volatile cache. QEMU has ended.
     ///
-    /// A disk may keep any of the writes that it was not asked to flush. This one keeps none, so that a flush that was forgotten is
-    /// seen each time; orders of writes that only some kept ones show are the subject of `server/tests/power_cut`.
+    /// A disk may keep any write that it was not asked to flush. This one keeps none, so every run detects a missing flush.
+    /// `server/tests/power_cut` covers write orders that show up only if some of the writes are kept.
     pub fn lose_power(&self) -> Result<Option<String>> {
         if !self.has_volatile_cache {
             return Ok(None);
@@ -118,7 +118,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A log of requests to write one sector: which sector, the byte that fills it, and the flags.
+    /// Builds a log of requests that each write one sector: the sector, the byte that fills it, and the flags.
     fn log(requests: &[(u64, u8, u64)]) -> Vec<u8> {
         let sector = |words: &[u64]| {
             let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -143,7 +143,7 @@ mod tests {
         let lost = disk.lose_power().expect("lost").expect("it has a volatile cache");
         assert!(lost.starts_with("2 writes"), "{lost}");
         assert_eq!(fs::read(&disk.file).expect("read")[..1024], [[1; 512], [0; 512]].concat());
-        // The next start begins with that.
+        // The next start begins with that content.
         disk.prepare().expect("made");
         fs::write(disk.log(), log(&[(2, 4, 0), (3, 5, FLUSH)])).expect("written");
         disk.lose_power().expect("lost");

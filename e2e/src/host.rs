@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use crate::cache::Cache;
 use crate::progress::say;
 
-/// Packages that making the images needs.
+/// Packages needed to build the images.
 pub const BUILD_PACKAGES: &[&str] =
     &["mmdebstrap", "debian-archive-keyring", "erofs-utils", "xz-utils", "kmod", "binutils", "util-linux"];
 
@@ -47,7 +47,7 @@ pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// An error that names the command to run as root, unless this process is root. `why` begins the sentence.
+/// Returns an error that names the command to run as root, unless this process is root. `why` begins the sentence.
 pub fn require_root(cache: &Cache, why: &str, command: &str) -> Result<()> {
     if !is_root() {
         bail!(
@@ -59,9 +59,9 @@ pub fn require_root(cache: &Cache, why: &str, command: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command quietly; on failure its whole output is in the error.
+/// Runs a command quietly. On failure, the error contains its whole output.
 pub fn run(command: &mut Command) -> Result<String> {
-    // depmod and mkfs live where only root's path leads.
+    // depmod and mkfs are in directories that only root has in its PATH.
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/local/sbin:/usr/sbin:/sbin"));
     let output =
@@ -82,7 +82,7 @@ fn shown(command: &Command) -> String {
     command.get_program().to_string_lossy().into_owned()
 }
 
-/// Installs what is missing when this process may, else names the command that does.
+/// Installs the missing packages if this process is root; otherwise returns an error that names the command that does.
 pub fn ensure_packages(packages: &[&str]) -> Result<()> {
     let missing = missing_packages(packages)?;
     if missing.is_empty() {
@@ -101,7 +101,7 @@ pub fn ensure_packages(packages: &[&str]) -> Result<()> {
             .args(["install", "-qq", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=600"])
             .args(&missing))
     };
-    // Lists may be absent or too old to serve what they name: then update them, once.
+    // The lists may be absent, or too old for the packages that they name: update them once.
     if install().is_err() {
         run(Command::new("apt-get").args(["update", "-qq", "-o", "DPkg::Lock::Timeout=600"]))?;
         install()?;
@@ -110,7 +110,7 @@ pub fn ensure_packages(packages: &[&str]) -> Result<()> {
 }
 
 fn missing_packages(packages: &[&str]) -> Result<Vec<String>> {
-    // dpkg-query fails when it does not know one of them, and says on stdout what it does know.
+    // dpkg-query fails if it does not know one of the packages, and lists on stdout those that it does know.
     let output = Command::new("dpkg-query")
         .args(["-W", "-f", "${binary:Package} ${db:Status-Status}\n"])
         .args(packages)
@@ -126,7 +126,7 @@ fn missing_packages(packages: &[&str]) -> Result<Vec<String>> {
     Ok(packages.iter().filter(|name| !installed.contains(*name)).map(|name| (*name).to_owned()).collect())
 }
 
-/// Where this machine gets its Debian packages from, as its own apt says.
+/// The Debian archive of this machine, according to its apt configuration.
 pub fn mirror() -> Result<String> {
     if let Ok(uri) = std::env::var("FOREBAY_MIRROR") {
         return Ok(uri);
@@ -141,7 +141,7 @@ pub fn mirror() -> Result<String> {
     };
     let mut found = pick_mirror(&targets()?);
     if found.is_none() && is_root() {
-        // apt names only what it has lists of.
+        // apt lists only the archives that it has package lists of.
         run(Command::new("apt-get").args(["update", "-qq", "-o", "DPkg::Lock::Timeout=600"]))?;
         found = pick_mirror(&targets()?);
     }
@@ -164,7 +164,7 @@ fn pick_mirror(targets: &str) -> Option<String> {
         .map(|(_, _, uri)| uri.to_owned())
 }
 
-/// A private apt: own lists, no installed state touched, any release of Debian.
+/// A private apt with its own lists, for any release of Debian. It does not touch the installed packages.
 #[derive(Debug)]
 pub struct Archive {
     options: Vec<String>,
@@ -176,7 +176,7 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const RELEASES: &[&str] = &["bookworm", "bookworm-backports", "trixie", "trixie-backports", "forky"];
 
 impl Archive {
-    /// Fetches the lists into `folder` unless they are already there and `refresh` is not wanted.
+    /// Fetches the lists into `folder` if they are not there yet or if `refresh` is set.
     pub fn open(folder: &Path, refresh: bool) -> Result<Self> {
         ensure_packages(BUILD_PACKAGES)?;
         let mirror = mirror()?;
@@ -192,7 +192,7 @@ impl Archive {
             format!("Dir::State::lists={}", folder.join("lists").display()),
             "Dir::Cache::pkgcache=".to_owned(),
             "Dir::Cache::srcpkgcache=".to_owned(),
-            // The unprivileged download user cannot see a cache in a home folder.
+            // The unprivileged download user cannot access a cache in a home folder.
             "APT::Sandbox::User=root".to_owned(),
         ];
         let options = options.into_iter().flat_map(|option| ["-o".to_owned(), option]).collect();
@@ -235,7 +235,7 @@ impl Archive {
         Ok(text.lines().filter_map(|line| line.split_once(' ')).map(|(name, _)| name.to_owned()).collect())
     }
 
-    /// Downloads these packages (`name=version`) and unpacks them, uninstalled, into `into`.
+    /// Downloads these packages (`name=version`) and unpacks them into `into` without installing them.
     pub fn unpack(&self, packages: &[String], into: &Path) -> Result<()> {
         let download = tempfile::Builder::new().prefix("debs-").tempdir_in(&self.folder)?;
         run(Command::new("apt-get")

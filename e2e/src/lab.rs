@@ -1,4 +1,4 @@
-//! A lab: nodes that run, and what a scenario does with them.
+//! A lab: running nodes, and the operations of a scenario on them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,25 +21,25 @@ use crate::rundir::RunDir;
 use crate::wire::{Exec, Exit, Message};
 use crate::{supervise, switch, wait};
 
-/// A node to be.
+/// The specification of a node.
 #[derive(Debug, Clone)]
 pub struct NodeSpec {
     /// Name, also its host name.
     pub name: String,
     /// MiB of memory.
     pub memory_mib: u32,
-    /// Processors, where they are emulated; under KVM it has at least two.
+    /// Processors under emulation. Under KVM, the node has at least two.
     pub processors: u8,
     /// Bytes of a writable disk, `/dev/vdd`; 0 for none.
     pub scratch_bytes: u64,
-    /// What its writable disk is a copy of.
+    /// Template that its writable disk is a copy of.
     pub scratch_template: Option<PathBuf>,
-    /// Whether its writable disk loses with its power what was not flushed. That doubles what is written to it; one without it
-    /// loses nothing.
+    /// Whether its writable disk loses unflushed writes in a power cut. That doubles the amount written to it. A disk without
+    /// a volatile cache loses nothing.
     pub volatile_cache: bool,
-    /// Further read-only disks: `/dev/vde` and so on where it has a writable one.
+    /// Further read-only disks: `/dev/vde` and so on if the node has a writable one.
     pub disks: Vec<PathBuf>,
-    /// Whether cifs and ksmbd have SMB Direct, and siw is there. Debian's kernel has neither.
+    /// Whether its kernel has cifs and ksmbd with SMB Direct, and siw. Debian's kernel has neither.
     pub smb_direct: bool,
 }
 
@@ -78,7 +78,7 @@ pub fn client(name: &str) -> NodeSpec {
     }
 }
 
-/// A running lab. Dropping it ends its guests and removes its folder.
+/// A running lab. Dropping it kills its guests and removes its folder.
 #[derive(Debug)]
 pub struct Lab {
     nodes: BTreeMap<String, Arc<Node>>,
@@ -89,7 +89,7 @@ pub struct Lab {
     rundir: Option<RunDir>,
 }
 
-/// What the machines of a lab are made of.
+/// Everything needed to start the machines of a lab.
 #[derive(Debug)]
 struct Plan {
     specs: Vec<NodeSpec>,
@@ -150,14 +150,14 @@ pub struct Node {
     name: String,
     address: String,
     acceleration: Acceleration,
-    // Another one after a reboot.
+    // Replaced after a reboot.
     channel: Mutex<Arc<Channel>>,
 }
 
 impl Lab {
     /// Boots these nodes under the lab name `name` and waits until all their agents answer.
     ///
-    /// The calling thread must live as long as the lab: the kernel ends the guests with it.
+    /// The calling thread must live as long as the lab: the kernel kills the guests when it ends.
     pub fn start(name: &str, specs: &[NodeSpec]) -> Result<Self> {
         if specs.is_empty() || specs.len() > NODES_MAX {
             bail!("a lab has 1 to {NODES_MAX} nodes");
@@ -201,7 +201,7 @@ impl Lab {
         Ok(Self { nodes, acceleration, machines, plan: Some(plan), rundir: Some(rundir) })
     }
 
-    /// Cuts a node's power. Its disk stays, without what was not flushed where it has a volatile cache.
+    /// Cuts a node's power. Its disk is kept, but a disk with a volatile cache loses its unflushed writes.
     pub fn power_off(&self, name: &str) -> Result<()> {
         let (_, index) = self.place(name)?;
         let machine = self.machines[index].lock().expect("no holder of this lock panics").take();
@@ -229,7 +229,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Stops a node's processor, or lets it run on: it notices nothing but the time.
+    /// Pauses or resumes a node's processors. The guest notices only the elapsed time.
     pub fn pause(&self, name: &str, paused: bool) -> Result<()> {
         let (_, index) = self.place(name)?;
         let machine = self.machines[index].lock().expect("no holder of this lock panics");
@@ -245,7 +245,7 @@ impl Lab {
     /// A node by its name.
     ///
     /// # Panics
-    /// When the lab was started without it.
+    /// If the lab was started without it.
     pub fn node(&self, name: &str) -> &Node {
         self.nodes.get(name).unwrap_or_else(|| panic!("this lab has no node {name}"))
     }
@@ -255,12 +255,12 @@ impl Lab {
         self.nodes.values()
     }
 
-    /// The lab's folder, where it runs in this process.
+    /// The lab's folder, if the lab runs in this process.
     pub fn folder(&self) -> Option<&Path> {
         self.rundir.as_ref().map(RunDir::path)
     }
 
-    /// An error when one of the guests has died.
+    /// Fails if one of the guests has died.
     pub fn check(&self) -> Result<()> {
         for machine in &self.machines {
             if let Some(machine) = machine.lock().expect("no holder of this lock panics").as_mut() {
@@ -275,7 +275,7 @@ impl Lab {
         self.acceleration
     }
 
-    /// What another process needs to know to use the nodes.
+    /// The information that another process needs to use the nodes.
     pub fn describe(&self) -> Description {
         Description {
             emulated: self.acceleration == Acceleration::Emulation,
@@ -283,7 +283,7 @@ impl Lab {
         }
     }
 
-    /// A lab that a supervisor holds; dropping this leaves it running.
+    /// Attaches to a lab that a supervisor holds. Dropping the result leaves the lab running.
     pub fn attach(folder: &Path) -> Result<Self> {
         let text = std::fs::read(folder.join(DESCRIPTION)).context("the lab is not ready")?;
         let description: Description = serde_json::from_slice(&text)?;
@@ -325,17 +325,17 @@ impl Node {
         self.channel.lock().expect("no holder of this lock panics").clone()
     }
 
-    /// A deadline as it is fair on this machine.
+    /// Scales a deadline to the speed of this machine.
     pub fn scale(&self, deadline: Duration) -> Duration {
         self.acceleration.scale(deadline)
     }
 
-    /// Runs a shell script; its standard output, or an error with what it complained about.
+    /// Runs a shell script. Returns its standard output, or an error with its standard error.
     pub fn run(&self, script: &str) -> Result<String> {
         self.run_within(script, COMMAND_DEADLINE)
     }
 
-    /// Same, with a deadline as it would be on hardware.
+    /// Same, with a deadline as on hardware.
     pub fn run_within(&self, script: &str, deadline: Duration) -> Result<String> {
         let output = self.attempt(&["sh", "-euc", script], &[], deadline)?;
         if !output.success() {
@@ -344,25 +344,25 @@ impl Node {
         Ok(output.text())
     }
 
-    /// Runs a program to its end, however it ends.
+    /// Runs a program to completion, regardless of how it ends.
     pub fn attempt(&self, argv: &[&str], stdin: &[u8], deadline: Duration) -> Result<Output> {
         let exec = Exec { argv: argv.iter().map(|word| (*word).to_owned()).collect(), ..Exec::default() };
         self.channel().run(exec, stdin, self.scale(deadline)).with_context(|| format!("on {}", self.name))
     }
 
-    /// Runs a function of the guest binary; arguments and result travel as JSON.
+    /// Runs a function of the guest binary; arguments and result are sent as JSON.
     pub fn call<R: DeserializeOwned>(&self, function: &str, arguments: &impl Serialize) -> Result<R> {
         self.call_within(function, arguments, COMMAND_DEADLINE)
     }
 
-    /// Same, with a deadline as it would be on hardware.
+    /// Same, with a deadline as on hardware.
     pub fn call_within<R: DeserializeOwned>(
         &self,
         function: &str,
         arguments: &impl Serialize,
         deadline: Duration,
     ) -> Result<R> {
-        // Through standard input: arguments may hold passwords, and a command line is everyone's to read.
+        // Through standard input: arguments may contain passwords, and everyone can read a command line.
         let arguments = serde_json::to_vec(arguments)?;
         let output = self.attempt(&[guest::GUEST_BINARY, "call", function], &arguments, deadline)?;
         if !output.success() {
@@ -372,7 +372,7 @@ impl Node {
             .with_context(|| format!("{function} on {} answered: {}", self.name, output.text()))
     }
 
-    /// Starts a program that runs beside the scenario and talks in lines.
+    /// Starts a program that runs in parallel to the scenario and writes lines.
     pub fn spawn(&self, argv: &[&str]) -> Result<Process> {
         let argv: Vec<String> = argv.iter().map(|word| (*word).to_owned()).collect();
         let shown = format!("{} on {}", argv.join(" "), self.name);
@@ -383,8 +383,7 @@ impl Node {
         Ok(Process { shown, channel, id, answers, acceleration, lines, partial, complaint, exit: None })
     }
 
-    /// Starts a program that outlives this call, its output in `/var/log/<name>.log`, its process number in
-    /// `/run/<name>.pid`.
+    /// Starts a program that outlives this call. Its output is in `/var/log/<name>.log`, its PID in `/run/<name>.pid`.
     pub fn start_service(&self, name: &str, argv: &[&str]) -> Result<()> {
         let script = r#"name=$1; shift; setsid "$@" >> "/var/log/$name.log" 2>&1 < /dev/null & echo $! > "/run/$name.pid""#;
         let argv = [&["sh", "-euc", script, "service", name], argv].concat();
@@ -393,7 +392,7 @@ impl Node {
         Ok(())
     }
 
-    /// Sends a signal to a service and, for a deadly one, waits until it is gone. Whether it was running.
+    /// Sends a signal to a service and, if the signal is fatal, waits until it has ended. Returns whether it was running.
     pub fn signal_service(&self, name: &str, signal: &str) -> Result<bool> {
         let script = format!(
             "pid=$(cat /run/{name}.pid 2>/dev/null) && kill -s {signal} $pid 2>/dev/null || {{ echo absent; exit 0; }}; \
@@ -402,7 +401,7 @@ impl Node {
         Ok(self.run(&script)? != "absent")
     }
 
-    /// Whether a service's process is there.
+    /// Whether a service's process exists.
     pub fn service_runs(&self, name: &str) -> Result<bool> {
         Ok(self.run(&format!("kill -0 $(cat /run/{name}.pid) 2>/dev/null && echo yes || echo no"))? == "yes")
     }
@@ -412,7 +411,7 @@ impl Node {
         self.run(&format!("tail -n 30 /var/log/{name}.log 2>/dev/null || true")).unwrap_or_default()
     }
 
-    /// Writes a file with these permissions, replacing it at once.
+    /// Replaces a file atomically and sets these permissions.
     pub fn put(&self, path: &str, content: &[u8], mode: u32) -> Result<()> {
         let script =
             r#"umask 077; mkdir -p "$(dirname "$1")"; cat > "$1.new"; chmod "$2" "$1.new"; mv "$1.new" "$1""#;
@@ -433,7 +432,8 @@ impl Node {
         Ok(output.stdout)
     }
 
-    /// Asks until the condition holds; the deadline is as on hardware. An error is asked again, unless it is [`wait::Hopeless`].
+    /// Polls until the condition holds; the deadline is as on hardware. Retries after an error, unless it is
+    /// [`wait::Hopeless`].
     pub fn wait_until(
         &self,
         what: &str,
@@ -444,7 +444,7 @@ impl Node {
     }
 }
 
-/// A program that runs on a node beside the scenario.
+/// A program that runs on a node in parallel to the scenario.
 #[derive(Debug)]
 pub struct Process {
     shown: String,
@@ -459,7 +459,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Everything it has said so far on standard output.
+    /// All lines of its standard output so far.
     pub fn lines(&mut self) -> &[String] {
         while self.exit.is_none() {
             match self.answers.try_recv() {
@@ -470,7 +470,7 @@ impl Process {
         &self.lines
     }
 
-    /// Waits until what it has said satisfies the condition; the deadline is as on hardware.
+    /// Waits until its output satisfies the condition; the deadline is as on hardware.
     pub fn wait_for(
         &mut self,
         what: &str,
@@ -512,12 +512,12 @@ impl Process {
         }
     }
 
-    /// Ends its standard input.
+    /// Closes its standard input.
     pub fn close_input(&self) -> Result<()> {
         self.channel.send(self.id, Message::StdinEof)
     }
 
-    /// Waits until it has ended, however it does.
+    /// Waits until it has ended, regardless of how.
     pub fn wait_for_exit(&mut self, deadline: Duration) -> Result<()> {
         let until = Instant::now() + self.acceleration.scale(deadline);
         while self.exit.is_none() {
@@ -529,7 +529,7 @@ impl Process {
         Ok(())
     }
 
-    /// Ends its standard input and waits for a good end; everything it said.
+    /// Closes its standard input and waits until it succeeds. Returns all its output.
     pub fn finish(mut self, deadline: Duration) -> Result<Vec<String>> {
         self.close_input()?;
         let until = Instant::now() + self.acceleration.scale(deadline);

@@ -1,8 +1,8 @@
-//! The lab: QEMU guests as nodes, images cached by what they are made of, and scenarios on real parts.
+//! The lab: QEMU guests as nodes, images cached by their ingredients, and scenarios on real components.
 //!
-//! Two binaries share this crate. `forebay-lab` runs on the developer's machine: it makes the images, boots the
-//! guests and drives the scenarios. `forebay-guest` runs inside a guest, as its init, its agent and the bodies of
-//! the tests. They talk frames ([`wire`]) over a virtio serial port, so no network port of the host is used.
+//! Two binaries share this crate. `forebay-lab` runs on the developer's machine: it builds the images, boots the guests and
+//! drives the scenarios. `forebay-guest` runs inside a guest as its init, its agent and the body of the tests. They exchange
+//! frames ([`wire`]) over a virtio serial port, so no network port of the host is used.
 
 pub mod cache;
 pub mod channel;

@@ -1,4 +1,4 @@
-//! One guest: its QEMU process, console and disks; and which acceleration works on this machine.
+//! One guest: its QEMU process, console and disks, and the acceleration that works on this machine.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -20,15 +20,15 @@ use crate::rundir;
 /// How guest code is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Acceleration {
-    /// By the processor.
+    /// On the processor.
     Kvm,
     /// By QEMU's translator.
     Emulation,
 }
 
 impl Acceleration {
-    /// What works here. `/dev/kvm` proves nothing: nested and paravirtual variants of it fail at the first real kernel,
-    /// so a kernel is booted, once per boot of this machine.
+    /// Detects what works here. `/dev/kvm` proves nothing: nested and paravirtual variants of it fail at the first real
+    /// kernel, so this boots a kernel, once per boot of this machine.
     pub fn detect(cache: &Cache, images: &Images) -> Result<Self> {
         match std::env::var("FOREBAY_ACCEL").as_deref() {
             Ok("kvm") => return Ok(Self::Kvm),
@@ -66,7 +66,7 @@ impl Acceleration {
         Ok(Self::Emulation)
     }
 
-    /// A deadline as it is fair under this acceleration.
+    /// Scales a deadline to this acceleration.
     pub fn scale(self, deadline: Duration) -> Duration {
         match self {
             Self::Kvm => deadline,
@@ -82,14 +82,14 @@ impl Acceleration {
     }
 }
 
-/// `damon_stat.enabled=0`: Debian's 7.2 samples every page's use, which takes a tenth of an emulated processor.
-/// `transparent_hugepage=never`: netfs of 7.2 gives EFAULT for a write if the kernel moves its source at that moment.
-/// `no_timer_check`: on a starved host the emulated timer comes too late for the kernel's check, which then panics.
+/// `damon_stat.enabled=0`: Debian's 7.2 samples the use of every page, which costs a tenth of an emulated processor.
+/// `transparent_hugepage=never`: netfs of 7.2 returns EFAULT for a write if the kernel moves its source page at that moment.
+/// `no_timer_check`: on a starved host the emulated timer fires too late for the kernel's check, and the kernel panics.
 const KERNEL_COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet loglevel=4 audit=0 mitigations=off nokaslr \
                                    no_timer_check random.trust_cpu=on tsc=reliable net.ifnames=0 \
                                    damon_stat.enabled=0 transparent_hugepage=never";
 
-/// Boots the kernel without any disk: that it reaches its initrd shows that KVM executes it.
+/// Boots the kernel without any disk. If it reaches its initrd, KVM executes it.
 fn trial(images: &Images, into: &Path) -> Result<()> {
     let console = into.join("console");
     let log = into.join("qemu.log");
@@ -140,14 +140,14 @@ fn trial(images: &Images, into: &Path) -> Result<()> {
     result
 }
 
-/// The same command, killed by the kernel when the thread that started it ends: no guest outlives its lab.
+/// Wraps the command so that the kernel kills it when the thread that started it ends: no guest outlives its lab.
 fn pdeathsig(command: &Command) -> Command {
     let mut wrapped = Command::new("setpriv");
     wrapped.args(["--pdeathsig", "KILL", "--"]).arg(command.get_program()).args(command.get_args());
     wrapped
 }
 
-/// What a machine is made of.
+/// The specification of a machine.
 #[derive(Debug)]
 pub struct Specification<'a> {
     /// Node name.
@@ -160,17 +160,17 @@ pub struct Specification<'a> {
     pub hosts: &'a str,
     /// MiB.
     pub memory_mib: u32,
-    /// Processors, where they are emulated; under KVM it has at least two.
+    /// Processors under emulation. Under KVM, the machine has at least two.
     pub processors: u8,
-    /// Bytes of its writable disk; none at 0.
+    /// Bytes of its writable disk; 0 for none.
     pub scratch_bytes: u64,
-    /// What that disk is a copy of.
+    /// Template that this disk is a copy of.
     pub scratch_template: Option<&'a Path>,
-    /// Whether that disk loses with its power what was not flushed.
+    /// Whether this disk loses unflushed writes in a power cut.
     pub volatile_cache: bool,
     /// Further read-only disks.
     pub disks: &'a [PathBuf],
-    /// Whether its modules are those with SMB Direct.
+    /// Whether it has the modules with SMB Direct.
     pub smb_direct: bool,
 }
 
@@ -185,7 +185,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Starts QEMU. The thread that calls this must outlive the machine: the kernel kills the machine with it.
+    /// Starts QEMU. The calling thread must outlive the machine: the kernel kills the machine when it ends.
     pub fn start(
         specification: &Specification<'_>,
         images: &Images,
@@ -210,7 +210,7 @@ impl Machine {
         let console = folder.join(format!("{name}.console"));
         let log = folder.join(format!("{name}.qemu.log"));
         let socket = folder.join(format!("{name}.port"));
-        // Left by the machine of this name at a power cut.
+        // Left over from the machine of this name after a power cut.
         let _ = fs::remove_file(&socket);
         let mut qemu = qemu::command(images.qemu.path());
         qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
@@ -226,7 +226,7 @@ impl Machine {
             "{KERNEL_COMMAND_LINE} forebay.node={name} forebay.address={address} forebay.hosts={hosts}"
         ));
         qemu.arg("-serial").arg(format!("file:{}", console.display()));
-        // The order is what the initrd mounts: vda root, vdb modules, vdc product, vdd scratch, then the further ones.
+        // The initrd mounts them in this order: vda root, vdb modules, vdc product, vdd scratch, then the further disks.
         let read_only =
             |image: &Path| format!("file={},if=virtio,format=raw,readonly=on,cache=unsafe", image.display());
         for image in [&images.root.file("root.erofs"), &images.modules(*smb_direct)?, product] {
@@ -238,10 +238,11 @@ impl Machine {
                 .with_volatile_cache(*volatile_cache)
         });
         if let Some(disk) = &disk {
-            // One that is there is the disk of a machine after a power cut.
+            // After a power cut, this is the existing disk of the machine.
             disk.prepare()?;
             qemu.arg("-drive").arg(disk.drive());
-            // Merged to the 1,024 pieces that pwritev(2) takes, a request has no room for the header that blklogwrites adds.
+            // A request merged to the 1,024 segments that pwritev(2) accepts has no room for the header that blklogwrites
+            // adds.
             qemu.args(["-global", "virtio-blk-device.request-merging=off"]);
         }
         for disk in *disks {
@@ -273,18 +274,18 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Stops it, or lets it run on.
+    /// Pauses or resumes it.
     pub fn pause(&self, paused: bool) -> Result<()> {
         let signal = if paused { Signal::STOP } else { Signal::CONT };
         Ok(kill_process(Pid::from_child(&self.child), signal)?)
     }
 
-    /// Cuts its power: what its disk has in a volatile cache is lost; what that was, where it has one.
+    /// Cuts its power: a volatile cache of its disk is lost. Returns what was lost, if the disk has such a cache.
     pub fn cut_power(mut self) -> Result<Option<String>> {
-        // Stopped first: a thread stops between two system calls, while one that is killed may leave half a write in the log.
+        // Stopped first: a thread stops between two system calls, while a killed one may leave half a write in the log.
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::STOP)?;
-        // Also where it has ended meanwhile, which is left for the `Child` to hear.
+        // Also returns if QEMU has ended meanwhile; its status is left for the `Child` to collect.
         let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         while let Err(error) = waitid(WaitId::Pid(pid), options) {
             ensure!(error == Errno::INTR, "wait until QEMU stops: {error}");
@@ -299,7 +300,7 @@ impl Machine {
         &self.socket
     }
 
-    /// An error, with what QEMU and the guest said last, when it is no longer running.
+    /// Fails with the last output of QEMU and the guest if the machine is no longer running.
     pub fn check(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             let said = fs::read_to_string(&self.log).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Commands of the nodes' root file system, run natively: foreign suites and clients without emulation.
+//! Commands that run natively in the nodes' root file system: third-party suites and clients without emulation.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,8 +9,8 @@ use crate::cache::{Artefact, Cache};
 use crate::host;
 use crate::images::{clients, root};
 
-/// Lays a tmpfs over the cached tree (which must never change), binds what a program needs, and changes root. All of it
-/// in a mount namespace of its own, so nothing is left to unmount.
+/// Mounts a tmpfs over the cached tree (which must never change), bind-mounts what a program needs, and changes root. It runs
+/// in a separate mount namespace, so nothing is left to unmount.
 const SCRIPT: &str = r#"
 tree=$1 site=$2 site_at=$3 work=$4; shift 4
 # The mount hides an existing empty folder, in this namespace only: nothing to remove afterwards.
@@ -33,13 +33,13 @@ exec chroot "$root" /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbi
 "#;
 
 /// The command that runs `argv` in the root, with `work` as its `/scratch` and current folder. It shares the machine's
-/// network, `/proc`, `/dev` and `/tmp`; what it writes elsewhere is gone when it ends. It has the clients from the Python
-/// index, which are fetched where they are missing. Needs root.
+/// network, `/proc`, `/dev` and `/tmp`. Everything it writes elsewhere is gone when it ends. It has the clients from the
+/// Python index, which are fetched if they are missing. Needs root.
 pub fn command(cache: &Cache, work: &Path, argv: &[String]) -> Result<Command> {
     enter(cache, Some(clients::get(cache)?), work, argv)
 }
 
-/// Has everything that [`command`] needs in the cache.
+/// Fetches everything that [`command`] needs into the cache.
 pub fn prepare(cache: &Cache) -> Result<()> {
     root::get(cache)?;
     clients::get(cache)?;
@@ -63,7 +63,8 @@ fn enter(cache: &Cache, clients: Option<Artefact>, work: &Path, argv: &[String])
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-euc", SCRIPT, "root-exec"]);
     command.arg(root.file("tree")).arg(site).arg(clients::MOUNT_POINT).arg(work).args(argv);
-    // The entries may be used until the command ends, which the caller alone knows: keep them locked with the process.
+    // The command may use the entries until it ends, and only the caller knows when: keep them locked as long as this process
+    // lives.
     std::mem::forget((root, clients));
     Ok(command)
 }

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 static START: OnceLock<Instant> = OnceLock::new();
 
-/// Says a line with the time since the first line.
+/// Prints a line with the time since the first line.
 pub fn say(line: impl AsRef<str>) {
     let elapsed = START.get_or_init(Instant::now).elapsed();
     eprintln!("[{:7.1}s] {}", elapsed.as_secs_f64(), line.as_ref());
 }
 
-/// Runs a step and says how long it took.
+/// Runs a step and prints how long it took.
 pub fn step<T, E>(what: &str, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     say(format!("{what} ..."));
     let started = Instant::now();
@@ -23,7 +23,7 @@ pub fn step<T, E>(what: &str, work: impl FnOnce() -> Result<T, E>) -> Result<T, 
     result
 }
 
-/// A duration as people read it.
+/// Formats a duration for people.
 pub fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
 }

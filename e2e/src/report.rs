@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use crate::progress::{say, seconds};
 
-/// So many lines of an error are shown below the table.
+/// Number of lines of an error that are shown below the table.
 const ERROR_LINES: usize = 60;
 
 /// One row.
@@ -14,20 +14,20 @@ const ERROR_LINES: usize = 60;
 pub struct Row {
     /// Step or scenario.
     pub name: String,
-    /// What there is to say, or the error.
+    /// A note, or the error.
     pub result: Result<String, String>,
     /// How long it took.
     pub took: Duration,
 }
 
-/// Rows as they come.
+/// Rows in the order in which they were added.
 #[derive(Debug, Default)]
 pub struct Table {
     rows: Vec<Row>,
 }
 
 impl Table {
-    /// Runs one step, says how it went and keeps the row; its note, or nothing where it failed.
+    /// Runs one step, prints its outcome and adds a row. Returns its note, or `None` if it failed.
     pub fn run(&mut self, name: &str, work: impl FnOnce() -> Result<String>) -> Option<String> {
         say(format!("{name} ..."));
         let started = Instant::now();
@@ -58,7 +58,7 @@ impl Table {
         self.rows.len() - self.failed()
     }
 
-    /// The table as text, and below it what failed, whole: a reader who sees only the end of the output sees why.
+    /// The table as text, followed by the full errors: a reader who sees only the end of the output sees the cause.
     pub fn render(&self) -> String {
         let width = self.rows.iter().map(|row| row.name.chars().count()).max().unwrap_or(0).max(4);
         let mut out = format!("{:width$}  {:6}  {:>8}  note\n", "step", "result", "seconds");

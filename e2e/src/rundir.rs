@@ -1,4 +1,4 @@
-//! The folder of one running lab, and its removal whatever happens.
+//! The folder of one running lab, which is removed in every case.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What must go when this process is asked to end.
+/// What to clean up when this process receives a signal to end.
 static LEFTOVERS: Mutex<Vec<Leftover>> = Mutex::new(Vec::new());
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,27 +21,27 @@ fn leftovers() -> std::sync::MutexGuard<'static, Vec<Leftover>> {
     LEFTOVERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Registers a child process for the clean-up on a signal.
+/// Registers a child process for the cleanup on a signal.
 pub fn guard_process(pid: u32) {
     leftovers().push(Leftover::Process(pid as i32));
 }
 
-/// Takes a child process that was waited for out of the clean-up: its number may already be another process's.
+/// Unregisters a child process that was waited for: its PID may already belong to another process.
 pub fn release_process(pid: u32) {
     leftovers().retain(|leftover| *leftover != Leftover::Process(pid as i32));
 }
 
-/// Registers a file or folder for the clean-up on a signal.
+/// Registers a file or folder for the cleanup on a signal.
 pub fn guard_path(path: &Path) {
     leftovers().push(Leftover::Path(path.to_owned()));
 }
 
-/// Takes a path that was removed out of the clean-up.
+/// Unregisters a removed path from the cleanup.
 pub fn release_path(path: &Path) {
     leftovers().retain(|leftover| *leftover != Leftover::Path(path.to_owned()));
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP end the guests and remove the folders before this process ends.
+/// From now on SIGINT, SIGTERM and SIGHUP kill the guests and remove the folders before this process ends.
 pub fn clean_up_on_signals() -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -61,7 +61,7 @@ pub fn clean_up_on_signals() -> Result<()> {
     Ok(())
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP are passed on to this child, which cleans up and ends.
+/// From now on SIGINT, SIGTERM and SIGHUP are forwarded to this child, which cleans up and ends.
 pub fn forward_signals(pid: u32) -> Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
     let child = Pid::from_raw(pid as i32).context("a child has a process number")?;
@@ -98,7 +98,7 @@ fn clean_up() {
     }
 }
 
-/// A lab's folder: sockets, consoles, images made for it. Removed when dropped; locked while it lives.
+/// A lab's folder: sockets, consoles, images built for it. Locked while it exists; removed when dropped.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
@@ -107,7 +107,7 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Makes the folder of the lab `name`, and removes the folders of labs without a process.
+    /// Creates the folder of the lab `name`, and removes the folders of labs without a process.
     pub fn create(name: &str) -> Result<Self> {
         let valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         if name.is_empty() || name.len() > 40 || !name.bytes().all(valid) {
@@ -124,7 +124,7 @@ impl RunDir {
             fs::remove_dir_all(&path)?;
         }
         fs::create_dir(&path)?;
-        // Guest disks go where it is a disk: /tmp may be memory.
+        // Guest disks are stored in /var/tmp, which is on a disk: /tmp may be in memory.
         let scratch = Path::new("/var/tmp").join(format!("{}-{name}", base_name()));
         let _ = fs::remove_dir_all(&scratch);
         fs::create_dir(&scratch).with_context(|| format!("make {}", scratch.display()))?;
@@ -141,7 +141,7 @@ impl RunDir {
         &self.path
     }
 
-    /// Where the guests' writable disks go.
+    /// Folder of the guests' writable disks.
     pub fn scratch(&self) -> &Path {
         &self.scratch
     }
@@ -163,7 +163,7 @@ fn base_name() -> String {
     format!("forebay-{}", rustix::process::getuid().as_raw())
 }
 
-/// Where this user's labs live. Short: the sockets in it must fit 108 bytes.
+/// Folder of this user's labs. The path is short: the paths of the sockets in it must fit in 108 bytes.
 fn base() -> Result<PathBuf> {
     use std::os::unix::fs::{DirBuilderExt, MetadataExt};
     let base = Path::new("/tmp").join(base_name());

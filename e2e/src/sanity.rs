@@ -16,10 +16,10 @@ const SOCKET: &str = "/run/forebay/sanity.sock";
 const SECRETS: &str = "/run/forebay/sanity-secrets.yaml";
 const ATTRIBUTES: &str = "/run/forebay/sanity-attributes.yaml";
 const REPORT: &str = "/tmp/sanity.json";
-/// On hardware.
+/// Deadline on hardware.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Why specs are skipped, by what their skip says, word for word: all are for what the driver does not offer.
+/// Why specs are skipped, keyed by the exact text of their skip message: all need features that the driver does not offer.
 const EXPLAINED: &[(&str, &[&str])] = &[
     (
         "accessibility of snapshots: every node reaches every server",
@@ -53,10 +53,11 @@ const EXPLAINED: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// So many specs of csi-sanity 5.6 apply to what the driver offers. Fewer: the driver does not say any more what it offers.
+/// Number of specs of csi-sanity 5.6 that apply to the driver's capabilities. If fewer pass, the driver no longer reports its
+/// capabilities.
 const PASSED_MIN: usize = 75;
 
-/// Runs it; whether all specs that apply passed.
+/// Runs it. Returns whether all applicable specs passed.
 pub fn run() -> Result<bool> {
     check_built(Kind::Forebay)?;
     let tools = Tools::prepare(&Cache::open()?, &[tools::SANITY])?;
@@ -115,7 +116,7 @@ pub fn run() -> Result<bool> {
     Ok(output.success() && summary.failed.is_empty() && summary.unexplained.is_empty())
 }
 
-/// What a report of ginkgo says.
+/// Summary of a ginkgo report.
 #[derive(Debug, Default)]
 struct Summary {
     passed: usize,

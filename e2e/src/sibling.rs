@@ -1,11 +1,11 @@
-//! Binaries of other packages for the tests of one package: cargo makes only the package's own.
+//! Binaries of other packages for the tests of one package: cargo builds only the package's own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// The server's binary, as [`binaries`] has it.
+/// The server's binary, found as by [`binaries`].
 ///
 /// # Errors
 /// It does not build.
@@ -13,9 +13,9 @@ pub fn server_binary(own: &Path) -> Result<PathBuf> {
     Ok(binaries(own, &["forebay-server"])?.join("forebay-server"))
 }
 
-/// The folder with these binaries: `$FOREBAY_BINARIES`, where `./test` has built them before or the tests run elsewhere than
-/// they were built; or that of the test's own binary (`CARGO_BIN_EXE_…`), into which they are built with the same profile.
-/// All at once, so that they share what they are made of.
+/// Returns the folder with these binaries: `$FOREBAY_BINARIES` if `./test` has built them before or the tests run on another
+/// machine than the one that built them; otherwise the folder of the test's own binary (`CARGO_BIN_EXE_…`), into which they
+/// are built with the same profile. They are built in one run so that they share dependencies.
 ///
 /// # Errors
 /// They do not build, or are not there.
@@ -34,11 +34,12 @@ pub fn binaries(own: &Path, names: &[&str]) -> Result<PathBuf> {
     Ok(own.parent().unwrap_or(target).to_owned())
 }
 
-/// Makes cargo choose features as `cargo test --workspace` does, so that what that has built is built once: those that all packages
-/// want, for their tests, too (one test is named for that).
+/// Makes cargo resolve features as `cargo test --workspace` does, so that it reuses what that command has built: the features
+/// that all packages require, including those for their tests (one test is named for that).
 const LIKE_THE_TESTS: [&str; 3] = ["--workspace", "--test", "arrows"];
 
-/// Nothing is built where the caller has: cargo inside a test would make everything a second time, and take its time from the test.
+/// Builds nothing if the caller already has: cargo inside a test would build everything a second time and use up the test's
+/// time.
 fn prepared(folder: PathBuf, names: &[&str]) -> Result<PathBuf> {
     let absent: Vec<&str> = names.iter().copied().filter(|name| !folder.join(name).is_file()).collect();
     ensure!(
@@ -50,7 +51,7 @@ fn prepared(folder: PathBuf, names: &[&str]) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Target folder and profile of a binary: `<target>/debug/<binary>` is of the profile `dev`.
+/// Target folder and profile of a binary: `<target>/debug/<binary>` belongs to the profile `dev`.
 fn place(own: &Path) -> Result<(&Path, &str)> {
     let folder = own.parent().context("a binary lies in a folder")?;
     let target = folder.parent().context("a profile's folder lies in the target folder")?;

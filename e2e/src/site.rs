@@ -1,4 +1,4 @@
-//! A lab with a file server on its storage node: what scenarios run against.
+//! A lab with a file server on its storage node, which the scenarios run against.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -22,17 +22,17 @@ pub enum Kind {
 
 /// The server's node.
 pub const STORAGE: &str = "storage";
-/// Where its disk is mounted.
+/// Mount point of its disk.
 pub const POOL: &str = "/srv/pool";
-/// A second, smaller pool, on the other file system with quotas that we use: ext4, in a file on the first.
+/// A second, smaller pool on ext4, the other file system that we support quotas on. It is in a file on the first pool.
 const POOL_EXT4: &str = "/srv/pool-ext4";
-/// Where our server's configuration is on the storage node.
+/// Path of our server's configuration on the storage node.
 pub const SERVER_CONFIG: &str = "/etc/forebay/server.toml";
 /// The server's admin socket.
 pub const ADMIN_SOCKET: &str = "/run/forebay/admin.sock";
 /// The driver's socket, on every node.
 pub const CSI_SOCKET: &str = "/run/forebay/csi.sock";
-/// Volumes that the Samba reference can have in one lab: its shares are written down beforehand.
+/// Volumes that the Samba reference can have in one lab: its shares are configured in advance.
 const SAMBA_VOLUMES: u32 = 64;
 
 /// A lab, its server, and the volumes made so far.
@@ -43,7 +43,7 @@ pub struct Site {
     made: Cell<u32>,
 }
 
-/// A volume and what opens it.
+/// A volume and its credentials.
 #[derive(Debug, Clone)]
 pub struct Volume {
     /// Also the share's name.
@@ -57,7 +57,7 @@ pub struct Volume {
 }
 
 impl Site {
-    /// Formats the storage node's disk and starts the server, and with ours the driver on every node.
+    /// Formats the storage node's disk and starts the server. For our server, also starts the driver on every node.
     pub fn start(lab: Lab, kind: Kind) -> Result<Self> {
         let site = Self { lab, kind, made: Cell::new(0) };
         let storage = site.storage();
@@ -116,7 +116,7 @@ impl Site {
         self.start_server_by(&[])
     }
 
-    /// Same, by a command that runs what follows it.
+    /// Same, but through a command that runs its arguments.
     pub fn start_server_by(&self, wrapper: &[&str]) -> Result<()> {
         let storage = self.storage();
         match self.kind {
@@ -148,20 +148,20 @@ impl Site {
         Ok(())
     }
 
-    /// SIGTERM, and waits for the end.
+    /// Sends SIGTERM and waits until it has ended.
     pub fn end_server(&self) -> Result<()> {
         ensure!(self.storage().signal_service(self.service(), "TERM")?, "the server was not running");
         Ok(())
     }
 
-    /// kill -9.
+    /// Sends SIGKILL.
     pub fn kill_server(&self) -> Result<()> {
         let storage = self.storage();
         match self.kind {
             Kind::Forebay => {
                 ensure!(storage.signal_service("forebay-server", "KILL")?, "the server was not running")
             }
-            // A process per client: all of them.
+            // Samba has a process per client: kill all of them.
             Kind::Samba => {
                 storage.run("pkill -KILL -x smbd; while pgrep -x smbd >/dev/null; do sleep 0.05; done")?;
             }
@@ -199,19 +199,19 @@ impl Site {
         Ok(())
     }
 
-    /// A call to the driver on this node.
+    /// Calls the driver on this node.
     pub fn csi(&self, node: &Node, request: CsiRequest) -> Result<Answer> {
-        // Staging mounts: give it what a mount may take.
+        // Staging mounts the volume: allow as much time as a mount.
         let deadline = Duration::from_secs(60);
         node.call_within("csi", &CsiCall { socket: CSI_SOCKET.into(), request }, deadline)
     }
 
-    /// A call to the server.
+    /// Calls the server.
     pub fn admin(&self, request: AdminRequest) -> Result<Answer> {
         self.storage().call("admin", &AdminCall { socket: ADMIN_SOCKET.into(), request })
     }
 
-    /// Our server says that one session has this volume, with payload that goes so.
+    /// Fails unless our server reports one session on this volume, with payload over this transport.
     pub fn must_go(&self, volume: &Volume, transport: &str) -> Result<()> {
         let found = self.admin(AdminRequest::ListTransports { id: volume.id.clone() })?.ok()?.names;
         ensure!(found == [transport], "the list of sessions says {found:?}, not {transport}");
@@ -228,7 +228,7 @@ impl Site {
         self.make_volume(pool, bytes, "")
     }
 
-    /// A new volume of our server's that is made of a snapshot.
+    /// A new volume of our server, created from a snapshot.
     pub fn volume_of(&self, snapshot: &str, bytes: u64) -> Result<Volume> {
         self.make_volume("", bytes, snapshot)
     }
@@ -290,7 +290,7 @@ impl Site {
         self.delete_with(volume, false)
     }
 
-    /// Removes a volume whatever is open. The server keeps the durable handles of connections that were lost for a minute.
+    /// Removes a volume even if it is open. After a connection loss, the server keeps durable handles for a minute.
     pub fn delete_by_force(&self, volume: &Volume) -> Result<()> {
         self.delete_with(volume, true)
     }
@@ -307,20 +307,20 @@ impl Site {
         Ok(())
     }
 
-    /// Mounts a volume raw, with these options added to the usual ones.
+    /// Mounts a volume without the driver, with these options added to the usual ones.
     pub fn mount<'a>(
         &self,
         node: &'a Node,
         volume: &Volume,
         options: &[(&str, &str)],
     ) -> Result<Mounted<'a>> {
-        // Two mounts of one volume on one node must not meet.
+        // Two mounts of one volume on one node must not share a mount point.
         let number = self.made.get();
         let at = format!("/mnt/{}-{}-{}", volume.id, number, options.len());
         self.mount_at(node, volume, &at, options)
     }
 
-    /// Same, at this place.
+    /// Same, at this mount point.
     pub fn mount_at<'a>(
         &self,
         node: &'a Node,
@@ -333,7 +333,8 @@ impl Site {
         self.mount_with(node, volume, at, &all)
     }
 
-    /// Starts the server again with this key of its section `[server]` and a value in TOML; without it again when that is dropped.
+    /// Restarts the server with this key in its section `[server]` and a value in TOML. Dropping the result restarts it
+    /// without the key.
     pub fn switched(&self, key: &'static str, value: &str) -> Result<Switched<'_>> {
         self.storage().run(&format!("sed -i 's|^\\[server\\]$|&\\n{key} = {value}|' {SERVER_CONFIG}"))?;
         let switched = Switched { site: self, key };
@@ -342,9 +343,9 @@ impl Site {
         Ok(switched)
     }
 
-    /// Mounts a volume on a node with the owners and modes of each file, which the node enforces.
+    /// Mounts a volume on a node with the owner and mode of each file, which the node enforces.
     pub fn mount_posix<'a>(&self, node: &'a Node, volume: &Volume) -> Result<Mounted<'a>> {
-        // Linux 7.2 takes owner and mode of a file that an open with O_CREAT has found or made from its security descriptor.
+        // For an open with O_CREAT that finds or creates a file, Linux 7.2 takes owner and mode from the security descriptor.
         let options = [("posix", ""), ("idsfromsid", ""), ("modefromsid", ""), ("symlink", "native")];
         self.mount_with(node, volume, &format!("/mnt/{}-posix", volume.id), &options)
     }
@@ -358,7 +359,7 @@ impl Site {
     ) -> Result<Mounted<'a>> {
         let mut all = vec![
             ("username", volume.username.as_str()),
-            // A session and a connection of its own: what one scenario negotiates must not serve another.
+            // A separate session and connection: what one scenario negotiates must not affect another.
             ("nosharesock", ""),
             ("actimeo", "1"),
             ("hard", ""),
@@ -401,7 +402,7 @@ pub struct Mounted<'a> {
 }
 
 impl Mounted<'_> {
-    /// Where.
+    /// Its mount point.
     pub fn path(&self) -> &str {
         &self.at
     }
@@ -416,12 +417,12 @@ impl Mounted<'_> {
         self.node
     }
 
-    /// What `df` says.
+    /// The values that `df` reports.
     pub fn space(&self) -> Result<Space> {
         self.node.call("space", &self.at)
     }
 
-    /// Unmounts it, with an error where that fails.
+    /// Unmounts it. Fails if the unmount fails.
     pub fn unmount(self) -> Result<()> {
         let result = self.node.call::<()>("unmount", &self.at);
         std::mem::forget(self);
@@ -431,13 +432,13 @@ impl Mounted<'_> {
 
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
-        // After a failure: lazily, so that the next scenario starts from an unmounted node.
+        // After a failure, unmount lazily so that the next scenario starts from an unmounted node.
         let _ = self.node.attempt(&["umount", "-l", &self.at], &[], Duration::from_secs(10));
     }
 }
 
 fn forebay_config(address: &str) -> String {
-    // More is promised than there is: a failed scenario leaves its volume behind.
+    // Overcommitted: a failed scenario leaves its volume behind.
     format!(
         "[server]\nlisten = [\"0.0.0.0:445\"]\nadvertise = [\"{address}:445\"]\nmin_dialect = \"2.1\"\n\
          [admin]\nsocket = \"{ADMIN_SOCKET}\"\n\
@@ -446,7 +447,7 @@ fn forebay_config(address: &str) -> String {
     )
 }
 
-/// Our server with a setting that it otherwise does not have.
+/// Our server with a setting that it does not have otherwise.
 #[derive(Debug)]
 pub struct Switched<'a> {
     site: &'a Site,
@@ -469,7 +470,7 @@ impl Drop for Switched<'_> {
     }
 }
 
-/// An error unless the products of this kind are built.
+/// Fails unless the products of this kind are built.
 pub fn check_built(kind: Kind) -> Result<()> {
     if kind == Kind::Forebay {
         for name in ["forebay-server", "forebay-csi"] {

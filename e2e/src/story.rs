@@ -18,7 +18,7 @@ use crate::supervise;
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
-/// The volume at first, and after its expansion.
+/// Size of the volume at first, and after its expansion.
 const FIRST: u64 = GIB;
 const LATER: u64 = GIB + GIB / 4;
 /// Ranks of the training job: one checkpoint file each.
@@ -29,7 +29,7 @@ const STAGING: &str = "/var/lib/kubelet/plugins/csi.forebay.io/demo/globalmount"
 const POD: &str = "/var/lib/kubelet/pods/demo/mount";
 const NODES: [&str; 2] = ["node1", "node2"];
 
-/// Runs the story; whether every step went well. With `keep`, the lab and the volume stay.
+/// Runs the story. Returns whether every step succeeded. With `keep`, the lab and the volume are kept.
 pub fn tell(keep: bool) -> Result<bool> {
     let started = Instant::now();
     check_built(Kind::Forebay)?;
@@ -81,7 +81,7 @@ pub fn tell(keep: bool) -> Result<bool> {
     result
 }
 
-/// This program as it can be called from the current folder.
+/// This program's name as a user can call it from the current folder.
 fn own_name() -> String {
     let (Ok(own), Ok(here)) = (std::env::current_exe(), std::env::current_dir()) else {
         return "forebay-lab".to_owned();
@@ -100,7 +100,7 @@ fn finish(table: &Table, started: Instant) -> Result<bool> {
     Ok(table.failed() == 0)
 }
 
-/// An error when a step failed: what follows needs it.
+/// Fails if a step failed: the following steps need it.
 fn must(done: Option<String>) -> Result<()> {
     done.map(drop).context("the story ends here: a step failed")
 }
@@ -108,7 +108,7 @@ fn must(done: Option<String>) -> Result<()> {
 fn steps(site: &Site, table: &mut Table, keep: bool) -> Result<()> {
     let controller = site.storage();
     let [one, two] = NODES.map(|name| site.node(name));
-    // Emulation moves tens of MB a second: shards that show the shape, not the size.
+    // Emulation transfers tens of MB per second: the shards show the layout, not the size.
     let shard_bytes = if site.lab().acceleration() == Acceleration::Kvm { 64 * MIB } else { 6 * MIB };
 
     let mut volume = Answer::default();
@@ -237,7 +237,7 @@ fn space(node: &Node) -> Result<Space> {
     node.call("space", &POD)
 }
 
-/// What a Kubernetes Secret would hold; a lab's volume keeps nothing worth a better one.
+/// The content of a Kubernetes Secret. A lab's volume holds nothing that needs better protection.
 fn secrets() -> HashMap<String, String> {
     [("username", "quickstart"), ("password", "quickstart-password")]
         .map(|(k, v)| (k.to_owned(), v.to_owned()))

@@ -1,7 +1,7 @@
-//! A lab that outlives the command that started it: a supervisor holds it and passes requests on to its nodes.
+//! A lab that outlives the command that started it: a supervisor holds it and forwards requests to its nodes.
 //!
-//! QEMU serves one client per socket, so the supervisor owns those and listens on a socket of its own per node. It
-//! speaks the same frames and only renames the requests: a client cannot tell it from an agent.
+//! QEMU serves one client per socket, so the supervisor owns those sockets and listens on a separate socket per node. It uses
+//! the same frames and only renumbers the requests: a client cannot distinguish it from an agent.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -20,21 +20,21 @@ use crate::progress::say;
 use crate::rundir;
 use crate::wire::{Decoder, Frame, Message};
 
-/// Written, with the supervisor's process number, when all nodes answer.
+/// Contains the supervisor's PID. Written when all nodes answer.
 const READY: &str = "supervisor.pid";
 
-/// Boots the nodes and serves them until a signal or the last guest's end. Runs in a process of its own.
+/// Boots the nodes and serves them until a signal arrives or the last guest ends. Runs in a separate process.
 pub fn supervise(name: &str, specs: &[NodeSpec]) -> Result<()> {
     let lab = Lab::start(name, specs)?;
     open_doors(&lab)?;
-    // Signals end this process through the clean-up; here it only waits for a guest that dies by itself.
+    // Signals end this process through the cleanup. This loop only waits for a guest to die unexpectedly.
     loop {
         std::thread::sleep(Duration::from_millis(500));
         lab.check()?;
     }
 }
 
-/// Lets other processes of this user enter the nodes of this process's lab.
+/// Gives other processes of this user access to the nodes of this process's lab.
 pub fn open_doors(lab: &Lab) -> Result<()> {
     let folder = lab.folder().expect("it runs in this process").to_owned();
     for node in lab.nodes() {
@@ -48,7 +48,7 @@ pub fn open_doors(lab: &Lab) -> Result<()> {
         });
     }
     std::fs::write(folder.join(lab::DESCRIPTION), serde_json::to_vec(&lab.describe())?)?;
-    // Renamed into place: a process that finds the file finds the number in it.
+    // Renamed into place: a process that finds the file also finds the PID in it.
     std::fs::write(folder.join("ready"), std::process::id().to_string())?;
     std::fs::rename(folder.join("ready"), folder.join(READY))?;
     Ok(())
@@ -58,7 +58,7 @@ fn socket(folder: &Path, node: &str) -> PathBuf {
     folder.join(format!("{node}.sock"))
 }
 
-/// One client of one node: its request numbers become the channel's and back.
+/// Serves one client of one node: maps its request numbers to the channel's and back.
 fn serve(client: UnixStream, channel: &Arc<Channel>) {
     let Ok(mut reader) = client.try_clone() else { return };
     let writer = Arc::new(Mutex::new(client));
@@ -99,13 +99,13 @@ fn serve(client: UnixStream, channel: &Arc<Channel>) {
             }
         }
     }
-    // A client that is interrupted at the keyboard ends what it has started.
+    // A client that is interrupted at the keyboard ends the commands that it has started.
     for inner in open.lock().expect("no holder of this lock panics").values() {
         let _ = channel.send(*inner, Message::Signal(1));
     }
 }
 
-/// Starts a supervisor and waits until its lab is up. Its progress goes to this process's standard error.
+/// Starts a supervisor and waits until its lab is up. Its progress is printed to this process's standard error.
 pub fn up(name: &str, nodes: &str, smb_direct: bool) -> Result<()> {
     if find(Some(name)).is_ok() {
         bail!("a lab named {name} is already up; `forebay-lab down --lab {name}` ends it");
@@ -140,7 +140,7 @@ pub fn up(name: &str, nodes: &str, smb_direct: bool) -> Result<()> {
 pub fn find(name: Option<&str>) -> Result<PathBuf> {
     let mut running = rundir::running()?;
     if name.is_none() {
-        // No other user may enter a test's lab.
+        // No other user may access a test's lab.
         running.retain(|(_, folder)| folder.join(READY).exists());
     }
     match name {

@@ -1,8 +1,8 @@
 //! The network between the guests: a learning Ethernet switch in this process.
 //!
-//! QEMU's stream network back end connects to a unix socket and puts a big-endian u32 length before each frame. Nothing
-//! of the host's network is used, so any number of labs run beside each other, and no frame is lost that a real switch
-//! would not lose.
+//! QEMU's stream network backend connects to a unix socket and puts a big-endian u32 length before each frame. The switch
+//! does not use the host's network, so any number of labs can run in parallel, and it drops only frames that a real switch
+//! would drop.
 
 use std::collections::HashMap;
 use std::io::{BufReader, Read, Write};
@@ -25,7 +25,7 @@ struct Ports {
     learned: HashMap<Address, usize>,
 }
 
-/// Listens on `path` and forwards frames between all that connect, until the process ends.
+/// Listens on `path` and forwards frames between all connected peers until the process ends.
 pub fn start(path: &Path) -> Result<()> {
     let listener = UnixListener::bind(path).with_context(|| format!("bind {}", path.display()))?;
     std::thread::Builder::new().name("switch".into()).spawn(move || {
@@ -48,7 +48,7 @@ fn serve(reader: UnixStream, writer: UnixStream, ports: &Mutex<Ports>) {
         let mut ports = lock();
         let own = ports.next;
         ports.next += 1;
-        // A queue for each port: a guest that stands still must not hold up frames to the others.
+        // A queue for each port: a stalled guest must not delay frames to the others.
         let (queue, frames) = sync_channel(SWITCH_QUEUE_FRAMES);
         ports.queues.insert(own, queue);
         std::thread::spawn(move || drain(writer, frames));
@@ -105,7 +105,7 @@ fn addresses(frame: &[u8]) -> Option<(Address, Address)> {
     Some((to, from))
 }
 
-/// Sends what is queued for a port until the port or the switch is gone.
+/// Sends the queued frames of a port until the port or the switch is gone.
 fn drain(mut writer: UnixStream, frames: Receiver<Arc<[u8]>>) {
     for frame in frames {
         if writer.write_all(&frame).is_err() {
@@ -145,7 +145,7 @@ mod tests {
         let path = folder.path().join("lan");
         start(&path).expect("a switch");
         let (mut from, mut stuck, mut other) = (port(&path), port(&path), port(&path));
-        // Each is known once the other two have heard it.
+        // The switch has learned each address once the other two ports have received a frame from it.
         for (address, stream) in [(2, &mut stuck), (3, &mut other)] {
             loop {
                 send(stream, 1, address, b"here");
@@ -156,7 +156,7 @@ mod tests {
                 }
             }
         }
-        // More than socket and queue take: the rest is dropped, and the sender is never kept.
+        // More than socket and queue can hold: the rest is dropped, and the sender never blocks.
         let payload = [0; 9000];
         for _ in 0..2 * SWITCH_QUEUE_FRAMES {
             send(&mut from, 2, 1, &payload);
@@ -175,7 +175,7 @@ mod tests {
         let path = folder.path().join("lan");
         start(&path).expect("a switch");
         let (mut a, mut b, mut c) = (port(&path), port(&path), port(&path));
-        // All three are heard once the switch has accepted them: each hears the flood of the next.
+        // Each port is connected once the others receive its flooded frames.
         let hear = |from: &mut UnixStream, byte: u8, others: [&mut UnixStream; 2]| {
             let [x, y] = others;
             for stream in [x, y] {

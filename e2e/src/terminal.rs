@@ -11,7 +11,7 @@ use crate::channel::Channel;
 use crate::limits::STREAM_CHUNK_BYTES;
 use crate::wire::{Exec, Message};
 
-/// Puts the terminal back as it was.
+/// Restores the terminal's settings.
 struct Raw(Option<Termios>);
 
 impl Raw {
@@ -35,7 +35,7 @@ fn size() -> (u16, u16) {
     tcgetwinsize(std::io::stdin()).map_or((24, 80), |size| (size.ws_row, size.ws_col))
 }
 
-/// Runs it with this process's streams; the exit status.
+/// Runs the command with this process's streams. Returns the exit status.
 pub fn attach(channel: &Arc<Channel>, argv: Vec<String>, interactive: bool) -> Result<i32> {
     let terminal = interactive.then(size);
     let raw = (interactive && isatty(std::io::stdin())).then(Raw::enter);

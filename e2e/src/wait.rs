@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
 
-/// An error that another look cannot undo. A wait ends with it at once; any other error it takes for a question that was not
-/// answered, and asks again.
+/// An error that a retry cannot resolve. It ends a wait immediately. A wait treats any other error as a failed poll and
+/// retries.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Hopeless(String);
@@ -16,13 +16,13 @@ impl Hopeless {
         Error::new(Self(text.into()))
     }
 
-    /// An error with this text unless it is good.
+    /// Returns an error with this text unless `good` is true.
     pub fn unless(good: bool, text: impl FnOnce() -> String) -> Result<()> {
         if good { Ok(()) } else { Err(Self::error(text())) }
     }
 }
 
-/// Asks until the condition holds; on failure the last answer's error, where it was one.
+/// Polls until the condition holds. On failure, the error includes the last poll's error, if there was one.
 pub(crate) fn until(
     what: &str,
     deadline: Duration,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::FRAME_BYTES_MAX;
 
-/// What a guest says about itself when its agent is up.
+/// The information that a guest reports when its agent is up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// Node name.
@@ -26,13 +26,13 @@ pub struct Exec {
     /// Variables added to the agent's environment.
     #[serde(default)]
     pub env: Vec<(String, String)>,
-    /// Working directory; the agent's own where absent.
+    /// Working directory; the agent's own if absent.
     #[serde(default)]
     pub cwd: Option<String>,
-    /// Whether [`Message::Stdin`] frames follow; without, standard input is empty.
+    /// Whether [`Message::Stdin`] frames follow; otherwise standard input is empty.
     #[serde(default)]
     pub stdin: bool,
-    /// Rows and columns of the terminal to run it on; pipes where absent.
+    /// Rows and columns of its terminal; it runs on pipes if absent.
     #[serde(default)]
     pub terminal: Option<(u16, u16)>,
 }
@@ -48,20 +48,20 @@ pub struct Exit {
     pub error: Option<String>,
 }
 
-/// What one frame says.
+/// The content of a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Message {
-    /// Host: are you there? Answered by [`Message::Hello`] with the same id.
+    /// Host: requests a [`Message::Hello`] with the same id.
     Ping,
     /// Guest: the agent is up (id 0), or the answer to a ping.
     Hello(Hello),
-    /// Host: run this.
+    /// Host: runs this command.
     Exec(Exec),
     /// Host: bytes for the command's standard input.
     Stdin(Vec<u8>),
     /// Host: end of standard input.
     StdinEof,
-    /// Host: send this signal to the command's process group.
+    /// Host: sends this signal to the command's process group.
     Signal(i32),
     /// Host: the terminal now has this many rows and columns.
     Resize(u16, u16),
@@ -130,7 +130,7 @@ impl Frame {
     }
 }
 
-/// Collects bytes as they come and gives out whole frames.
+/// Collects incoming bytes and returns whole frames.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: Vec<u8>,

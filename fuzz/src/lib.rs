@@ -1,4 +1,4 @@
-//! Fuzz targets over everything that reads what a peer sends. `fuzz/run` runs them; `smb/tests/codec/hostile.rs` and
+//! Fuzz targets for all code that parses a peer's input. `fuzz/run` runs them; `smb/tests/codec/hostile.rs` and
 //! `smbdirect/tests/codec.rs` run the same functions over the same corpora in every test run.
 
 pub mod smbdirect;

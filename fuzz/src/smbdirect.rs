@@ -1,4 +1,4 @@
-//! Targets over SMB Direct: its messages, and whole connections that a peer talks to as it likes.
+//! Targets for SMB Direct: its messages, and whole connections with an arbitrary peer.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use forebay_smbdirect::wire::{
 };
 use forebay_smbdirect::{BufferId, Config, Connection, Disconnect, MessageId, Received, Segment};
 
-/// Every message and structure; what was read survives being written and read again.
+/// Parses every message and structure; the result must survive a round trip through encoding and parsing.
 pub fn smbdirect_messages(data: &[u8]) {
     if let Ok(request) = NegotiateRequest::parse(data) {
         assert_eq!(NegotiateRequest::parse(&request.encode()), Ok(request));
@@ -47,7 +47,7 @@ fn check_crypto_transform(data: &[u8]) {
     }
 }
 
-/// Slices lie in the buffer, and are as long as was asked for.
+/// Slices must be inside of the buffer, and have the requested length.
 fn check_descriptors(descriptors: &Descriptors<'_>) {
     let total = descriptors.total_bytes();
     assert!(descriptors.slice(0, total + 1).is_none() && descriptors.slice(u64::MAX, 1).is_none());
@@ -64,10 +64,10 @@ fn check_descriptors(descriptors: &Descriptors<'_>) {
     }
 }
 
-/// Receive buffers of the connections under test: few, so that they run out.
+/// Number of receive buffers of the tested connections: few, so that they run out.
 const BUFFERS: u16 = 9;
 
-/// A connection and a transport that does all it should; the input is what the peer does.
+/// A connection with a correct transport; the input is the peer's behaviour.
 pub fn smbdirect_connection(data: &[u8]) {
     let Some((&first, script)) = data.split_first() else { return };
     let base = if first & 1 == 0 { Config::passive() } else { Config::active() };
@@ -80,7 +80,7 @@ pub fn smbdirect_connection(data: &[u8]) {
         send_depth: 3,
         ..base
     };
-    // No clock is read but for an arbitrary beginning: Instant has no other.
+    // The clock is only read for an arbitrary start: Instant has no other constructor.
     let mut transport = Transport::new(config, Instant::now());
     if transport.run(script).is_err() {
         let held = transport.connection.drain_held().count();
@@ -100,9 +100,9 @@ struct Transport {
     now: Instant,
     /// Receives posted.
     posted: u32,
-    /// Buffers of a message that is not whole.
+    /// Buffers of an incomplete message.
     held: usize,
-    /// Messages queued and not handed out.
+    /// Messages that are queued and not yet handed out.
     unsent: usize,
     next: u64,
 }
@@ -114,7 +114,7 @@ impl Transport {
         Self { connection, now, posted: BUFFERS.into(), held: 0, unsent: 0, next: 0 }
     }
 
-    /// Commands of one byte, some with a length and bytes.
+    /// The script consists of one-byte commands, some with a length and bytes.
     fn run(&mut self, mut script: &[u8]) -> Result<(), Disconnect> {
         while let Some((&command, rest)) = script.split_first() {
             script = rest;
@@ -166,7 +166,7 @@ impl Transport {
                 std::mem::take(&mut self.held) as u16 + 1
             }
         };
-        // The receive is used up whatever came; what is free is posted again.
+        // The receive is consumed in every case; a free buffer is posted again.
         self.posted = self.posted - 1 + u32::from(free);
         self.connection.receives_posted(free);
         Ok(())

@@ -1,7 +1,7 @@
-//! One function for each target.
+//! One function per target.
 //!
-//! They assert more than the absence of panics: what was understood is written and read again, and must be the same. A
-//! codec that drops or invents something would answer a request that was not sent.
+//! They assert more than the absence of panics: a parsed message is encoded and parsed again, and must be equal. A codec that
+//! drops or invents a field would answer a request that was not sent.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use forebay_smb::wire::{
     set_info, smb1, tree_connect, tree_disconnect, utf16, write,
 };
 
-/// Parses `$bytes` as `$message`; what was read survives being written and read again.
+/// Parses `$bytes` as `$message`; the result must survive a round trip through encoding and parsing.
 macro_rules! message {
     ($bytes:expr, $message:ty) => {
         if let Ok(first) = <$message>::parse($bytes) {
@@ -37,7 +37,7 @@ macro_rules! message {
     };
 }
 
-/// The same for a structure that stands alone.
+/// Same for a standalone structure.
 macro_rules! structure {
     ($bytes:expr, $($structure:ty),+ $(,)?) => {$(
         if let Ok(first) = <$structure>::parse($bytes) {
@@ -48,7 +48,7 @@ macro_rules! structure {
     )+};
 }
 
-/// The same for a list of structures.
+/// Same for a list of structures.
 macro_rules! list {
     ($bytes:expr, $($structure:ty),+ $(,)?) => {$(
         if let Ok(first) = <$structure>::parse_list($bytes) {
@@ -120,7 +120,7 @@ fn request(msg: &[u8]) {
     }
 }
 
-/// A response from a server; ours in tests, hostile ones in our own client role.
+/// A response from a server: ours in tests, a hostile one in our own client role.
 pub fn responses(data: &[u8]) {
     let Ok(header) = Header::parse(data) else { return };
     message!(data, error::Response<'_>);
@@ -159,7 +159,7 @@ pub fn responses(data: &[u8]) {
     }
 }
 
-/// A chain of create contexts, as a request and as a response have them.
+/// A chain of create contexts, in the format of a request and of a response.
 pub fn create_contexts(data: &[u8]) {
     if let Ok(first) = parse_request_chain(data) {
         let mut again = Vec::new();
@@ -173,7 +173,7 @@ pub fn create_contexts(data: &[u8]) {
     }
 }
 
-/// A list of negotiate contexts; the first byte is how many there shall be.
+/// A list of negotiate contexts; the first byte is the declared count.
 pub fn negotiate_contexts(data: &[u8]) {
     let Some((count, list)) = data.split_first() else { return };
     if let Ok(first) = negotiate_context::parse_contexts(list, u16::from(*count)) {
@@ -183,7 +183,7 @@ pub fn negotiate_contexts(data: &[u8]) {
     }
 }
 
-/// Information classes, control structures and security descriptors: all of them on the same bytes.
+/// Information classes, control structures and security descriptors, all parsed from the same bytes.
 pub fn fscc(data: &[u8]) {
     file_information(data);
     directory_entries(data);
@@ -275,14 +275,14 @@ fn controls(data: &[u8]) {
     let _ = fsctl::FileRange::parse_list(data);
 }
 
-/// The user who may log on in [`authenticate`], and the password.
+/// The user who can log on in [`authenticate`], and the password.
 pub const USER: &str = "carol";
 /// See [`USER`].
 pub const PASSWORD: &str = "forebay";
-/// The time at which all exchanges happen.
+/// The time of all exchanges.
 pub const NOW: u64 = 134_397_348_001_234_560;
 
-/// The server's keys for Kerberos, of which `corpus/authenticate/kerberos` has a ticket.
+/// The server's Kerberos keys. `corpus/authenticate/kerberos` contains a ticket for them.
 const KEYTAB: &[u8] = include_bytes!("../corpus/keytab/one-server");
 
 /// The server that [`authenticate`] attacks.
@@ -313,7 +313,7 @@ pub fn initiator(spnego: bool) -> Initiator {
     })
 }
 
-/// Tokens in one input: each begins with its length in two bytes; the last may be cut off.
+/// Tokens in one input: each begins with its length in two bytes; the last may be truncated.
 pub fn tokens(mut data: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (len, rest) = data.split_first_chunk::<2>()?;
@@ -323,7 +323,7 @@ pub fn tokens(mut data: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Security tokens of a client; only the user who may log on is authenticated.
+/// Security tokens of a client; only the configured user is authenticated.
 pub fn authenticate(data: &[u8]) {
     let mut acceptor = acceptor();
     let lookup = |user: &str, _: &str| match user {
@@ -337,14 +337,14 @@ pub fn authenticate(data: &[u8]) {
     }
 }
 
-/// A keytab, which an administrator has put there.
+/// A keytab, as installed by an administrator.
 pub fn keytab(data: &[u8]) {
     if let Ok(keytab) = Keytab::parse(data) {
         assert!(!keytab.principals().is_empty());
     }
 }
 
-/// Security tokens of a server; the first byte of the input switches SPNEGO.
+/// Security tokens of a server; the first byte of the input selects SPNEGO.
 pub fn initiate(data: &[u8]) {
     let Some((spnego, data)) = data.split_first() else { return };
     let mut initiator = initiator(spnego & 1 == 1);
@@ -359,8 +359,8 @@ pub fn initiate(data: &[u8]) {
     }
 }
 
-/// A pipe: the first byte chooses the interface, the second how much is written and read at a time. Every second time it writes the
-/// client reads, too.
+/// A pipe: the first byte selects the interface, the second the size of each write and read. The client reads after every
+/// second write.
 pub fn rpc(data: &[u8]) {
     let [interface, size, stream @ ..] = data else { return };
     let interface = if interface & 1 == 0 { Interface::Srvsvc } else { Interface::Wkssvc };
@@ -384,6 +384,6 @@ pub fn rpc(data: &[u8]) {
     while let Some(message) = pipe.read(usize::MAX) {
         unread += message.bytes.len();
     }
-    // The last answer may be beyond the limit.
+    // The last response may exceed the limit.
     assert!(unread <= RPC_ANSWER_BYTES_MAX + 8192);
 }

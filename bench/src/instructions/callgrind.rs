@@ -1,4 +1,4 @@
-//! One run of this program under callgrind, and what it counted.
+//! One run of this program under callgrind, and its counts.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// What a run took.
+/// The cost of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// Instructions of the program itself. Those of libraries are not in it: the C library picks code by the processor.
+    /// Instructions of the program itself. Libraries are excluded: the C library selects code according to the processor.
     pub(super) instructions: u64,
     /// Calls from the program into libraries: allocations, and copies and comparisons that are not inlined.
     pub(super) calls: u64,
@@ -33,11 +33,11 @@ pub(super) fn run(program: &Path, arguments: &[&str], out: &Path) -> Result<Coun
     parse(&text, &program.to_string_lossy())
 }
 
-/// Reads a profile without compressed names ("Callgrind Format Specification" in valgrind's manual).
+/// Parses a profile without compressed names ("Callgrind Format Specification" in valgrind's manual).
 fn parse(text: &str, program: &str) -> Result<Counts> {
     let mut counts = Counts::default();
     let mut is_own = false;
-    // Of the call that is being described: whether it leads into another object.
+    // Whether the current call enters another object.
     let mut leaves = false;
     let mut is_cost_of_call = false;
     let mut has_totals = false;
@@ -51,7 +51,7 @@ fn parse(text: &str, program: &str) -> Result<Counts> {
             if is_own && leaves {
                 counts.calls += count.with_context(|| format!("callgrind wrote {line:?}"))?;
             }
-            // The next call leads into its own object unless it says otherwise.
+            // The next call stays in its own object unless it states otherwise.
             leaves = false;
             is_cost_of_call = true;
         } else if line.starts_with(|first: char| first.is_ascii_digit()) {

@@ -1,4 +1,4 @@
-//! The codec's part: messages encoded and parsed again, both ways, as client and server do it together.
+//! The codec's workloads: messages are encoded and parsed, in both directions, as client and server together do it.
 
 use std::hint::black_box;
 
@@ -23,7 +23,7 @@ const LIST_CLASS: FileInformationClass = FileInformationClass::FILE_ID_FULL_DIRE
 const ENTRIES: usize = 32;
 const LIST_BYTES: u32 = 64 * 1024;
 
-/// READ of 64 KiB and its answer, without payload.
+/// READ of 64 KiB and its response, without payload.
 pub(super) fn read(count: u64) -> Result<()> {
     let (mut request, mut response) = (Vec::new(), Vec::new());
     for number in 0..count {
@@ -50,7 +50,7 @@ pub(super) fn read(count: u64) -> Result<()> {
     Ok(())
 }
 
-/// WRITE of 64 KiB and its answer, without payload.
+/// WRITE of 64 KiB and its response, without payload.
 pub(super) fn write(count: u64) -> Result<()> {
     let (mut request, mut response) = (Vec::new(), Vec::new());
     for number in 0..count {
@@ -76,7 +76,7 @@ pub(super) fn write(count: u64) -> Result<()> {
     Ok(())
 }
 
-/// CREATE with the contexts of a client that caches, QUERY_INFO and CLOSE in one frame, and the answers in one frame.
+/// CREATE with the contexts of a caching client, QUERY_INFO and CLOSE in one frame, and the responses in one frame.
 pub(super) fn create_compound(count: u64) -> Result<()> {
     let (mut request, mut response) = (Vec::new(), Vec::new());
     for number in 0..count {
@@ -164,7 +164,7 @@ fn related(command: Command, id: u64) -> Header {
     header
 }
 
-/// Parses one request and appends its answer.
+/// Parses one request and appends its response.
 fn answer_opening(message: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let header = Header::parse(message)?;
     let start = out.len();
@@ -211,7 +211,7 @@ fn answer_opening(message: &[u8], out: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// QUERY_DIRECTORY, its answer with [`ENTRIES`] entries, and the entries.
+/// QUERY_DIRECTORY, its response with [`ENTRIES`] entries, and the entries.
 pub(super) fn query_directory(count: u64) -> Result<()> {
     let names: Vec<String> = (0..ENTRIES).map(|number| format!("sample-{number:06}.jpg")).collect();
     let (mut request, mut response, mut entries) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,5 +1,5 @@
-//! The engine's part: a connection of the protocol core in memory, a client that speaks with it, and a backend that has every
-//! answer ready. Nothing is signed or sealed, and no payload is copied or looked at.
+//! The engine's workloads: a connection of the protocol core in memory, a client that communicates with it, and a backend
+//! that has every result ready. Nothing is signed or sealed, and no payload is copied or read.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ const NOW: u64 = 134_082_432_000_000_000;
 const CREDITS: u16 = 8;
 const READ_BYTES: u32 = 64 * 1024;
 const WRITE_BYTES: usize = 4096;
-/// Both READ and WRITE go through a file of this size, again and again.
+/// Both READ and WRITE repeatedly run through a file of this size.
 const FILE_BYTES: u64 = 1 << 30;
 
 /// READs of 64 KiB.
@@ -86,7 +86,7 @@ impl Frame for Received {
     }
 }
 
-/// What a READ finds: the same bytes each time.
+/// The result of a READ: the same bytes each time.
 #[derive(Clone)]
 struct Data(Arc<[u8]>);
 
@@ -108,14 +108,14 @@ impl Payload for Data {
     }
 }
 
-/// Client, connection and backend in one thread, at one moment.
+/// Client, connection and backend in one thread, at a fixed time.
 struct Client {
     connection: Connection,
     now: Now,
     identity: Identity,
     next_id: u64,
     data: Data,
-    /// The last answer, without payload.
+    /// The last response, without payload.
     answer: Vec<u8>,
 }
 
@@ -151,7 +151,7 @@ impl Client {
             shared_extents: false,
         };
         server.add_volume(volume).map_err(|error| anyhow::anyhow!("add a volume: {error:?}"))?;
-        // No randomness: the same bytes in each run.
+        // Not random: the same bytes in each run.
         let mut next = 0_u8;
         let entropy = Box::new(move |bytes: &mut [u8]| {
             for byte in bytes {
@@ -201,7 +201,7 @@ impl Client {
         Ok(())
     }
 
-    /// The key that the session signs with.
+    /// Logs on. Returns the session's signing key.
     fn log_on(&mut self, preauth: &mut PreauthHash) -> Result<SigningKey> {
         let mut initiator = Initiator::new(InitiatorConfig {
             user: USER.to_owned(),
@@ -239,7 +239,7 @@ impl Client {
         }
     }
 
-    /// [MS-SMB2] 3.2.4.2.4: in 3.1.1 this request is signed, whatever follows.
+    /// [MS-SMB2] 3.2.4.2.4: in 3.1.1 this request is always signed.
     fn connect_tree(&mut self, signing: &SigningKey) -> Result<()> {
         let mut request = Request::default();
         request.set(Command::TREE_CONNECT, |body| {
@@ -261,7 +261,7 @@ impl Client {
         Ok(create::Response::parse(self.call(&mut request)?)?.file_id)
     }
 
-    /// Sends a request that must succeed; its answer without payload.
+    /// Sends a request that must succeed. Returns its response without payload.
     fn call(&mut self, request: &mut Request) -> Result<&[u8]> {
         let header = self.exchange(request, |_| {})?;
         ensure!(header.status == NtStatus::SUCCESS, "{:?}: {:?}", header.command, header.status);
@@ -291,7 +291,7 @@ impl Client {
     }
 }
 
-/// The backend: one file, of which everything is known.
+/// The backend: one file with fixed attributes.
 fn carry_out(kind: FsOpKind, data: &Data) -> FsResult {
     let stat = Stat {
         key: FileKey { dev: 1, ino: 2, stream: 0 },

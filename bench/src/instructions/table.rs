@@ -1,4 +1,4 @@
-//! The recorded counts, and how new ones compare.
+//! The recorded counts, and the comparison of new ones with them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 /// Compiler and platform of this program.
 pub(super) const COMPILER: &str = env!("FOREBAY_BENCH_COMPILER");
 
-/// By how much a count of instructions may differ from the recorded one, in percent.
+/// Maximum deviation of an instruction count from the recorded one, in percent.
 pub(super) const TOLERANCE_PERCENT: f64 = 1.0;
-/// The same for a rise if another compiler made the program; a fall is then no failure.
+/// Maximum rise if another compiler built the program, in percent. A fall is then no failure.
 pub(super) const TOLERANCE_OTHER_COMPILER_PERCENT: f64 = 10.0;
-/// By how much the calls may differ: one more or less of each operation is a change.
+/// Maximum deviation of the number of calls: one more or less per operation is a change.
 const TOLERANCE_CALLS: f64 = 0.5;
 
-/// What one operation takes.
+/// The cost of one operation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Cost {
@@ -26,26 +26,26 @@ pub(super) struct Cost {
     pub(super) calls: f64,
 }
 
-/// bench/instructions.json.
+/// The content of bench/instructions.json.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Table {
-    /// What made the program that was counted.
+    /// The compiler of the counted program.
     pub(super) compiler: String,
-    /// By the operation's name.
+    /// Costs by the name of the operation.
     pub(super) operations: BTreeMap<String, Cost>,
 }
 
-/// How a count compares.
+/// Result of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// As recorded.
     Same,
     /// The operation has become more expensive.
     Worse,
-    /// It has become cheaper: the table must say so.
+    /// It has become cheaper: the table must be updated.
     Better,
-    /// The table does not have it.
+    /// It is not in the table.
     New,
 }
 
@@ -61,12 +61,12 @@ impl Table {
         std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
     }
 
-    /// Whether the compiler of this program made the counted one.
+    /// Whether the compiler of this program also built the counted one.
     pub(super) fn is_of_this_compiler(&self) -> bool {
         self.compiler == COMPILER
     }
 
-    /// Compares what one operation takes now.
+    /// Compares the current cost of one operation.
     pub(super) fn judge(&self, name: &str, now: Cost) -> Verdict {
         let Some(then) = self.operations.get(name) else { return Verdict::New };
         let change = change_percent(*then, now);
@@ -75,7 +75,7 @@ impl Table {
         } else {
             (TOLERANCE_OTHER_COMPILER_PERCENT, f64::INFINITY)
         };
-        // A compiler may also inline a copy, or call for one.
+        // Another compiler may also inline a copy, or emit a call for one.
         let calls_tolerance = if self.is_of_this_compiler() { TOLERANCE_CALLS } else { f64::INFINITY };
         let calls = now.calls - then.calls;
         if change > rise || calls > calls_tolerance {
@@ -88,7 +88,7 @@ impl Table {
     }
 }
 
-/// By how much the instructions differ.
+/// The deviation of the instructions.
 pub(super) fn change_percent(then: Cost, now: Cost) -> f64 {
     (now.instructions / then.instructions - 1.0) * 100.0
 }
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(judge(1000.0, 21.0), Verdict::Worse);
         assert_eq!(judge(988.0, 20.0), Verdict::Better);
         assert_eq!(judge(1000.0, 19.0), Verdict::Better);
-        // What is worse in one way is not excused by the other.
+        // An improvement in one count does not compensate a regression in the other.
         assert_eq!(judge(500.0, 21.0), Verdict::Worse);
         assert_eq!(table.judge("b", Cost { instructions: 1.0, calls: 0.0 }), Verdict::New);
     }

@@ -50,7 +50,7 @@ impl Contender {
         }
     }
 
-    /// What Samba's configuration has beside the usual, if it is one.
+    /// Samba's additional configuration, if it is a Samba.
     pub(crate) fn samba_option(self) -> Option<&'static str> {
         match self {
             Self::Samba => Some(""),
@@ -60,7 +60,7 @@ impl Contender {
         }
     }
 
-    /// What it is made for, if it is a floor.
+    /// The purpose of the floor, if it is one.
     pub(crate) fn means(self) -> Option<Means> {
         match self {
             Self::FloorSendfile => Some(Means::Sendfile),
@@ -70,7 +70,7 @@ impl Contender {
         }
     }
 
-    /// Whether it takes part in a workload.
+    /// Whether it is measured in a workload.
     pub(crate) fn serves(self, workload: Workload) -> bool {
         if self == Self::ForebayLimited {
             return workload == Workload::Mixed;
@@ -158,14 +158,14 @@ pub(crate) struct LoadArguments {
 }
 
 impl LoadArguments {
-    /// The sizes, defaults filled in.
+    /// The plan, with defaults filled in.
     pub(crate) fn plan(&self) -> Result<Plan> {
         let workload = self.workload;
         let io_size = self.io_size.unwrap_or_else(|| workload.default_io_bytes());
         ensure!(io_size <= IO_BYTES_MAX.into(), "--io-size is 8M at most");
         let connections = self.connections as usize;
         let files = match (self.files, workload) {
-            // Each connection has one file of its own there, and none here.
+            // `--files` does not apply: checkpoint has one file per connection, and create has none.
             (_, Workload::Checkpoint | Workload::Create) | (None, _) => workload.default_files(connections),
             (Some(files), _) => files as usize,
         };
@@ -206,7 +206,7 @@ impl LoadArguments {
         })
     }
 
-    /// How the plan is measured, and on which servers.
+    /// How to measure the plan, and on which servers.
     pub(crate) fn setup(&self) -> Setup<'_> {
         Setup {
             runs: self.runs,
@@ -219,7 +219,7 @@ impl LoadArguments {
         }
     }
 
-    /// How messages are to be protected.
+    /// How to protect messages.
     pub(crate) fn security(&self) -> Security {
         match (self.sign, self.seal) {
             (_, true) => Security::Sealed,
@@ -261,7 +261,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
     bytes.filter(|bytes| *bytes > 0).ok_or_else(|| "a size such as 4096, 64K, 1M or 2G".to_owned())
 }
 
-/// A duration of a run.
+/// Parses the duration of a run.
 pub(crate) fn parse_seconds(text: &str) -> Result<f64, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
     seconds.ok_or_else(|| "seconds from 0.01 to 3600".to_owned())

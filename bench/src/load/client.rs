@@ -1,4 +1,4 @@
-//! One timed run: a thread for each connection, all of them at work for the same time.
+//! One timed run: a thread for each connection, all active for the same time.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -14,18 +14,18 @@ use super::pump::Tally;
 use super::target::Target;
 use super::work::{Part, idle};
 
-/// What the client did and saw.
+/// The client's work and measurements.
 #[derive(Debug, Clone)]
 pub(crate) struct Measured {
     pub(crate) tally: Tally,
-    /// From the first request to the last answer.
+    /// From the first request to the last response.
     pub(crate) seconds: f64,
     /// User and system time of this process.
     pub(crate) cpu_seconds: f64,
 }
 
-/// Runs the workload once. `look` is called right before the first request and right after the last answer, while all
-/// connections exist: what it sees of the server contains neither their beginning nor their end.
+/// Runs the workload once. `look` is called right before the first request and right after the last response, while all
+/// connections exist: its view of the server includes neither their setup nor their teardown.
 pub(crate) fn run<T>(
     target: &Target,
     plan: &Plan,
@@ -47,13 +47,13 @@ pub(crate) fn run<T>(
             let place = Place { target, plan, index, round, bursting: Arc::clone(&bursting) };
             scope.spawn(move || {
                 if let Err(error) = work(&mut connection, &place, &report, &started) {
-                    // If no receiver is left, another connection has failed before.
+                    // If there is no receiver any more, another connection has failed before.
                     let _ = report.send(Err(error));
                 }
             });
             starts.push(start);
         }
-        // The threads' ends alone keep the channel open.
+        // From now on, only the threads' senders keep the channel open.
         drop(report);
         collect(&reports, count)?;
         let before = look()?;
@@ -71,7 +71,7 @@ pub(crate) fn run<T>(
     })
 }
 
-/// Connections that do nothing: unlike in other workloads, the first look is taken before they exist.
+/// Runs idle connections. Unlike in other workloads, the first look is taken before they exist.
 fn run_idle<T>(
     target: &Target,
     plan: &Plan,
@@ -93,19 +93,19 @@ fn run_idle<T>(
     Ok((before, measured, after))
 }
 
-/// One connection's place in a run.
+/// The role of one connection in a run.
 pub(crate) struct Place<'a> {
     pub(crate) target: &'a Target,
     pub(crate) plan: &'a Plan,
     /// The connection's number.
     pub(crate) index: usize,
-    /// The run's.
+    /// The run's number.
     pub(crate) round: u32,
-    /// Connections that write a burst at the moment.
+    /// Number of connections that are currently writing a burst.
     pub(crate) bursting: Arc<AtomicUsize>,
 }
 
-/// One report of each connection.
+/// Collects one report from each connection.
 fn collect(reports: &Receiver<Result<Tally>>, connections: usize) -> Result<Tally> {
     let mut all = Tally::default();
     for _ in 0..connections {
@@ -114,7 +114,7 @@ fn collect(reports: &Receiver<Result<Tally>>, connections: usize) -> Result<Tall
     Ok(all)
 }
 
-/// Reports twice: when it is ready, and when the time is over. Stays connected until the other end of `started` is gone.
+/// Reports twice: when it is ready, and when the time is over. Stays connected until the other end of `started` is dropped.
 fn work(
     connection: &mut Connection,
     place: &Place<'_>,

@@ -1,4 +1,4 @@
-//! A cold start: takes the servers' files out of the page cache.
+//! A cold start: evicts the servers' files from the page cache.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -6,8 +6,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use rustix::fs::{Advice, fadvise};
 
-/// Takes all files below a folder out of the page cache. They must have been written to the disk before: pages that are not
-/// stay, and so does everything on tmpfs.
+/// Evicts all files below a folder from the page cache. They must have been written back before: dirty pages stay, and so
+/// does everything on tmpfs.
 pub(crate) fn drop_pages(folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))? {
         let entry = entry?;
@@ -15,7 +15,7 @@ pub(crate) fn drop_pages(folder: &Path) -> Result<()> {
         if kind.is_dir() {
             drop_pages(&entry.path())?;
         } else if kind.is_file() {
-            // A server may remove a file of its own meanwhile.
+            // A server may remove one of its own files meanwhile.
             let Ok(file) = File::open(entry.path()) else { continue };
             fadvise(&file, 0, None, Advice::DontNeed)?;
         }

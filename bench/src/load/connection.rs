@@ -1,4 +1,4 @@
-//! One connection of the client: requests out, answers in.
+//! One connection of the client: sends requests and receives responses.
 
 use std::io::{IoSlice, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,51 +16,52 @@ use super::credits::Credits;
 use super::intake::Intake;
 use super::request::{Identity, Opening, Request};
 
-/// How long an answer may take.
+/// Time limit for a response.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Payload up to this size is received and sent in batches, together with what surrounds it: a copy of it costs less than a call.
+/// Payload up to this size is received and sent in batches, together with the adjacent bytes: copying it costs less than a
+/// system call.
 pub(crate) const BATCH_BYTES: usize = 16 * 1024;
 
-/// Bytes that one call receives ahead, with small payload and with large.
+/// Bytes that one call reads ahead, with small payload and with large.
 pub(crate) const AHEAD_BYTES_SMALL: usize = 256 * 1024;
 const AHEAD_BYTES_LARGE: usize = 256;
 
 /// Bytes of the transport's prefix, [MS-SMB2] 2.1.
 const PREFIX_LEN: usize = 4;
 
-/// Bytes of a READ's answer before its payload.
+/// Bytes of a READ response before its payload.
 const READ_HEAD: usize = HEADER_LEN + read::RESPONSE_FIXED_LEN;
 
-/// What protects the messages of an established session.
+/// Protection of the messages of an established session.
 pub(crate) enum Protection {
     /// Nothing.
     Plain,
-    /// Requests are signed. Signatures of answers are not checked, so that their payload need not be looked at.
+    /// Requests are signed. Signatures of responses are not checked, so that the client need not read their payload.
     Signed(SigningKey),
     /// Everything is sealed.
     Sealed {
         /// For requests.
         sealing: SealingKey,
-        /// For answers.
+        /// For responses.
         opening: OpeningKey,
         /// For requests.
         nonces: NonceSequence,
     },
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Answer<'a> {
     pub(crate) header: Header,
-    /// From the header on; without the payload of a READ if that is dropped.
+    /// From the header on, without the payload of a READ if that is dropped.
     pub(crate) message: &'a [u8],
     /// Bytes of a READ's payload.
     pub(crate) read_bytes: usize,
 }
 
 impl Answer<'_> {
-    /// An error unless the request succeeded.
+    /// Fails unless the request succeeded.
     pub(crate) fn check(&self, what: &str) -> Result<()> {
         let status = self.header.status;
         ensure!(status == NtStatus::SUCCESS, "{what} was answered with {status:?}");
@@ -78,7 +79,7 @@ impl Answer<'_> {
 pub(crate) struct Connection {
     socket: TcpStream,
     intake: Intake,
-    /// A frame that was received whole, and where its message begins.
+    /// A frame that was received completely, and the offset of its message.
     received: Vec<u8>,
     message_at: usize,
     outbox: Vec<u8>,
@@ -114,7 +115,7 @@ impl Connection {
         Ok(Self { is_raw: true, ..connection })
     }
 
-    /// Queues a request; its id. `None`, and nothing is queued, while there are too few credits.
+    /// Queues a request and returns its message id. Returns `None` and queues nothing if there are too few credits.
     pub(crate) fn send(&mut self, request: &mut Request) -> Result<Option<u64>> {
         let charge = request.charge();
         let Some(id) = self.credits.take(charge) else { return Ok(None) };
@@ -152,7 +153,7 @@ impl Connection {
         sent
     }
 
-    /// Sends what is queued.
+    /// Sends the queued requests.
     pub(crate) fn flush(&mut self) -> Result<()> {
         if !self.outbox.is_empty() {
             self.socket.write_all(&self.outbox).context("send")?;
@@ -161,7 +162,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The next final answer; credits of interim ones are taken. The payload of a READ is dropped unless `keep`.
+    /// The next final response; credits of interim responses are collected. The payload of a READ is dropped unless `keep`.
     pub(crate) fn receive(&mut self, keep: bool) -> Result<Answer<'_>> {
         loop {
             let (header, read_bytes) = self.receive_any(keep)?;
@@ -213,7 +214,7 @@ impl Connection {
         Ok((header, read_bytes))
     }
 
-    /// Whether the next message is here already.
+    /// Whether the next message has already arrived.
     pub(crate) fn has_answer(&self) -> bool {
         let buffered = self.intake.buffered();
         buffered.first_chunk().is_some_and(|word: &[u8; PREFIX_LEN]| {
@@ -221,7 +222,7 @@ impl Connection {
         })
     }
 
-    /// Sends one request and waits for its answer; nothing else may be on its way.
+    /// Sends one request and waits for its response; no other request may be in flight.
     pub(crate) fn call(&mut self, request: &mut Request) -> Result<Answer<'_>> {
         let id = self.send(request)?.context("the server grants too few credits")?;
         self.flush()?;
@@ -230,7 +231,7 @@ impl Connection {
         Ok(answer)
     }
 
-    /// Opens a file. On a floor, its number is its handle.
+    /// Opens a file. On a floor, the file's number is its handle.
     pub(crate) fn create(&mut self, name: &str, number: u64, how: Opening) -> Result<FileId> {
         if self.is_raw {
             return Ok(FileId { persistent: number, volatile: number });
@@ -240,7 +241,7 @@ impl Connection {
         self.call(&mut request)?.opened(name)
     }
 
-    /// Reads from a file; the answer's payload is kept.
+    /// Reads from a file and keeps the payload of the response.
     pub(crate) fn read(&mut self, file_id: FileId, offset: u64, length: u32) -> Result<usize> {
         let mut request = Request::default();
         request.set_read(file_id, offset, length);
@@ -249,7 +250,7 @@ impl Connection {
         Ok(answer.read_bytes)
     }
 
-    /// Ends the session, with everything that is open.
+    /// Ends the session and closes everything that is open.
     pub(crate) fn log_off(&mut self) -> Result<()> {
         let mut request = Request::default();
         request.set(Command::LOGOFF, |body| logoff::Request.encode(body));
@@ -274,7 +275,7 @@ fn prefix(len: usize) -> Result<[u8; PREFIX_LEN]> {
     Ok(u32::try_from(len)?.to_be_bytes())
 }
 
-/// Writes both in one call, as far as the socket takes them.
+/// Writes both in one call, as far as the socket accepts them.
 fn write_both(socket: &mut TcpStream, head: &[u8], payload: &[u8]) -> std::io::Result<()> {
     let mut done = 0;
     while done < head.len() {
@@ -288,7 +289,7 @@ fn write_both(socket: &mut TcpStream, head: &[u8], payload: &[u8]) -> std::io::R
     socket.write_all(&payload[done - head.len()..])
 }
 
-/// Where payload of a load comes from: the same bytes for each WRITE, because making new ones would be the client's work.
+/// Payload for a load: the same bytes for each WRITE, because generating new ones would add to the client's work.
 pub(crate) fn payload(bytes: usize) -> Arc<[u8]> {
     super::content::bytes(PAYLOAD_FILE, 0, bytes).into()
 }

@@ -1,15 +1,15 @@
-//! What the measured files hold: bytes that depend on the file and on the place in it, so that a misplaced block shows.
+//! The content of the measured files: bytes depend on the file and on the offset, so that a misplaced block is detected.
 
 /// The eight bytes of a file that begin at `8 * word`.
 fn word(file: u64, word: u64) -> u64 {
-    // SplitMix64's finishing steps: cheap, and nothing that a file system or a link could compress.
+    // The final steps of SplitMix64: cheap, and the result cannot be compressed by a file system or a link.
     let mut value = (file << 40 ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
     value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ value >> 31
 }
 
-/// Fills `out` with what file number `file` holds from `offset` on.
+/// Fills `out` with the content of file number `file` from `offset` on.
 pub(crate) fn fill(file: u64, offset: u64, out: &mut [u8]) {
     let mut at = offset;
     let mut rest = out;

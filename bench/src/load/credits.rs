@@ -7,7 +7,7 @@ pub(crate) fn charge(bytes: usize) -> u16 {
     u16::try_from(bytes.div_ceil(CREDIT_BYTES as usize).max(1)).unwrap_or(u16::MAX)
 }
 
-/// Which ids were used, and how many may be used now.
+/// The ids that were used, and how many may be used now.
 #[derive(Debug, Clone)]
 pub(crate) struct Credits {
     next: u64,
@@ -16,17 +16,18 @@ pub(crate) struct Credits {
 }
 
 impl Credits {
-    /// One credit, as each connection begins. `wanted` are those that are to be at hand while requests are on their way.
+    /// One credit, the initial state of each connection. `wanted` is the number of spare credits while requests are in
+    /// flight.
     pub(crate) fn new(wanted: u64) -> Self {
         Self { next: 0, available: 1, spare: wanted.min(u64::from(CREDITS_MAX)) }
     }
 
-    /// Without a limit, for a peer that does not count.
+    /// Without a limit, for a peer that does not count credits.
     pub(crate) fn unlimited() -> Self {
         Self { next: 0, available: u64::MAX / 2, spare: 0 }
     }
 
-    /// The id of a request that takes `charge` ids from there on; `None` if too few credits are left.
+    /// Returns the first id of a request that uses `charge` ids; `None` if too few credits are left.
     pub(crate) fn take(&mut self, charge: u16) -> Option<u64> {
         self.available = self.available.checked_sub(charge.into())?;
         let id = self.next;
@@ -34,13 +35,13 @@ impl Credits {
         Some(id)
     }
 
-    /// What a request asks for: what it costs, and what is missing.
+    /// The credits to request: the charge of this request, plus the missing spare ones.
     pub(crate) fn ask(&self, charge: u16) -> u16 {
         let missing = self.spare.saturating_sub(self.available);
         u16::try_from(u64::from(charge) + missing).unwrap_or(u16::MAX).min(CREDITS_MAX)
     }
 
-    /// Takes what an answer grants.
+    /// Adds the credits that a response grants.
     pub(crate) fn grant(&mut self, credits: u16) {
         self.available += u64::from(credits);
     }

@@ -1,4 +1,4 @@
-//! The figures of a run that plots and targets are about: name, unit, and which of two values is the better one.
+//! The figures of a run that plots and targets use: name, unit, and which of two values is better.
 
 use super::plan::{Plan, Workload};
 use super::report::{Report, Run, Series};
@@ -6,30 +6,30 @@ use super::report::{Report, Run, Series};
 /// A figure of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Figure {
-    /// Payload in a second.
+    /// Payload per second.
     GbPerSecond,
-    /// Operations in a second.
+    /// Operations per second.
     OperationsPerSecond,
-    /// CPU time of the server for a GB of payload.
+    /// CPU time of the server per GB of payload.
     CpuPerGb,
-    /// CPU time of the server for an operation.
+    /// CPU time of the server per operation.
     CpuPerOperation,
-    /// 99th percentile of the latency; in a mixed load without a burst.
+    /// 99th percentile of the latency; in a mixed load, outside of bursts.
     P99,
     /// The same during a burst.
     BurstP99,
-    /// The one over the other.
+    /// The ratio of burst to non-burst latency.
     BurstRatio,
     /// Resident memory of the server, shared pages counted once.
     Pss,
-    /// Resident memory that a connection costs.
+    /// Resident memory per connection.
     ConnectionRss,
     /// The same with shared pages counted once.
     ConnectionPss,
 }
 
 impl Figure {
-    /// What it is.
+    /// Its name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::GbPerSecond | Self::OperationsPerSecond => "throughput",
@@ -43,7 +43,7 @@ impl Figure {
         }
     }
 
-    /// What it is counted in.
+    /// Its unit.
     pub(crate) fn unit(self) -> &'static str {
         match self {
             Self::GbPerSecond => "GB/s",
@@ -57,7 +57,7 @@ impl Figure {
         }
     }
 
-    /// Whether a higher value is the better one.
+    /// Whether a higher value is better.
     pub(crate) fn more_is_better(self) -> bool {
         matches!(self, Self::GbPerSecond | Self::OperationsPerSecond)
     }
@@ -85,7 +85,7 @@ impl Figure {
         Some(rest.iter().fold((*first, *first), |(low, high), value| (low.min(*value), high.max(*value))))
     }
 
-    /// The best median of the servers that `who` picks, and its name.
+    /// The best median of the servers that `who` selects, and the server's name.
     pub(crate) fn best(self, report: &Report, who: impl Fn(&str) -> bool) -> Option<(&str, f64)> {
         let medians = report.series.iter().filter(|series| who(&series.server));
         let known = medians.filter_map(|series| Some((series.server.as_str(), self.of(&series.median)?)));
@@ -101,10 +101,10 @@ pub(crate) fn is_samba(server: &str) -> bool {
     server.starts_with("samba")
 }
 
-/// READs and WRITEs up to this size are counted rather than their bytes.
+/// For READs and WRITEs up to this size, operations are counted instead of bytes.
 const COUNTED_BYTES: usize = 16 << 10;
 
-/// What matters of a workload: throughput, CPU time, then the rest.
+/// The relevant figures of a workload: throughput, CPU time, then the rest.
 pub(crate) fn figures(plan: &Plan) -> Vec<Figure> {
     match plan.workload {
         Workload::Idle => vec![Figure::ConnectionRss, Figure::ConnectionPss],

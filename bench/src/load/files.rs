@@ -1,4 +1,5 @@
-//! The measured files: made and checked by the client itself, outside of the timed part, so that every server holds real data.
+//! The measured files. The client itself creates and checks them outside of the timed part, so that every server has real
+//! data.
 
 use std::sync::Arc;
 
@@ -14,10 +15,10 @@ use super::pump::{Step, Work, pump};
 use super::request::{Opening, Request};
 use super::target::Target;
 
-/// Requests in flight while files are made.
+/// Requests in flight while files are created.
 const DEPTH: usize = 8;
 
-/// Makes all files that the workload needs, and checks what they hold.
+/// Creates all files that the workload needs, and checks their content.
 pub(crate) fn make(target: &Target, plan: &Plan) -> Result<()> {
     let mut connection = target.connect(plan)?;
     match plan.workload {
@@ -41,13 +42,13 @@ pub(crate) fn make(target: &Target, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Checks what the files hold after the runs.
+/// Checks the content of the files after the runs.
 pub(crate) fn check(target: &Target, plan: &Plan) -> Result<()> {
     check_with(&mut target.connect(plan)?, plan)
 }
 
 fn check_with(connection: &mut Connection, plan: &Plan) -> Result<()> {
-    // Blocks that the load has written hold its payload.
+    // Blocks that the load has written contain its payload.
     let written = plan.workload.writes().then(|| payload(plan.io_bytes));
     for number in 0..plan.files {
         let name = plan.file_name(number);
@@ -66,7 +67,7 @@ fn check_with(connection: &mut Connection, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// Reads the pieces of a file, each of which holds the beginning of `payload`.
+/// Reads the pieces of a file, each of which contains the beginning of `payload`.
 pub(crate) fn check_pieces(
     connection: &mut Connection,
     file_id: FileId,
@@ -83,10 +84,10 @@ pub(crate) fn check_pieces(
     pump(connection, &mut work, DEPTH, None).map(drop)
 }
 
-/// The number of a file that holds nothing but payload.
+/// The number of a file that contains only payload.
 const NO_FILE: u64 = 0xff_fffe;
 
-/// Removes all of them from a server that is not ours.
+/// Removes all files from a server that is not ours.
 pub(crate) fn remove(target: &Target, plan: &Plan) -> Result<()> {
     let mut connection = target.connect(plan)?;
     open_all(&mut connection, plan, Opening::REMOVE)?;
@@ -157,12 +158,12 @@ impl Work for Fill {
     }
 }
 
-/// Reads a file and compares.
+/// Reads a file and compares its content.
 struct Check {
     file: u64,
     file_id: FileId,
     pieces: std::vec::IntoIter<(u64, usize)>,
-    /// Of each slot: the piece that was asked for.
+    /// For each slot: the requested piece.
     slots: Vec<(u64, usize)>,
     written: Option<Arc<[u8]>>,
 }

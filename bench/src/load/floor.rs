@@ -1,6 +1,6 @@
-//! The floors: servers that answer the client's READs and WRITEs with the least that the kernel needs for it, and nothing else.
+//! The floors: servers that answer the client's READs and WRITEs with the minimum of work in the kernel, and do nothing else.
 //!
-//! A floor takes from a request its id, range and file number, and answers with a prepared header. There is no handshake: the
+//! A floor reads id, range and file number from a request, and answers with a prepared header. There is no handshake: the
 //! client skips it and uses the file's number as its handle.
 
 use std::fs::File;
@@ -25,11 +25,11 @@ use super::plan::Plan;
 use crate::place::{Place, Server};
 
 const PREFIX_LEN: usize = 4;
-/// Prefix, header and body of a WRITE. A READ has a byte more, which is not looked at.
+/// Prefix, header and body of a WRITE. A READ has one more byte, which is ignored.
 const REQUEST_LEN: usize = PREFIX_LEN + HEADER_LEN + write::REQUEST_FIXED_LEN;
-/// Prefix, header and body of the answer to a READ.
+/// Prefix, header and body of a READ response.
 const READ_HEAD: usize = PREFIX_LEN + HEADER_LEN + read::RESPONSE_FIXED_LEN;
-/// Bytes of answers after which they are sent even if there are more requests.
+/// Bytes of queued responses that trigger a send even if there are more requests.
 const SEND_BYTES: usize = 64 * 1024;
 
 /// What a floor is made for.
@@ -67,7 +67,7 @@ pub(crate) fn serve(means: Means, io_bytes: usize, folder: &Path, files: usize) 
     Ok(())
 }
 
-/// What a floor looks at in a request.
+/// The fields of a request that a floor reads.
 #[derive(Debug, PartialEq, Eq)]
 struct Wanted {
     frame: usize,
@@ -80,7 +80,7 @@ struct Wanted {
 
 impl Wanted {
     fn parse(bytes: &[u8; REQUEST_LEN]) -> Self {
-        // READ and WRITE have length, offset and file id at the same places ([MS-SMB2] 2.2.19, 2.2.21).
+        // READ and WRITE have length, offset and file id at the same offsets ([MS-SMB2] 2.2.19, 2.2.21).
         let body = PREFIX_LEN + HEADER_LEN;
         let eight = |at: usize| -> [u8; 8] { std::array::from_fn(|byte| bytes[at + byte]) };
         let four = |at: usize| -> [u8; 4] { std::array::from_fn(|byte| bytes[at + byte]) };
@@ -95,16 +95,16 @@ impl Wanted {
     }
 }
 
-/// Answers that are to be sent together.
+/// Responses to send together.
 #[derive(Default)]
 struct Outbox {
-    /// Grows, and is never cleared: that would cost as much as a copy.
+    /// Grows, and is never cleared: clearing would cost as much as a copy.
     buffer: Vec<u8>,
     used: usize,
 }
 
 impl Outbox {
-    /// Place for the next answer.
+    /// Reserves space for the next response.
     fn add(&mut self, count: usize) -> &mut [u8] {
         let start = self.used;
         self.used += count;
@@ -126,7 +126,7 @@ impl Outbox {
 fn answer(means: Means, io_bytes: usize, files: &[File], mut socket: TcpStream) -> Result<()> {
     socket.set_nodelay(true)?;
     let ahead = match means {
-        // Large payload goes from the socket to its place.
+        // Large payload is received directly into its buffer.
         Means::Write if io_bytes > BATCH_BYTES => REQUEST_LEN,
         _ => AHEAD_BYTES_SMALL,
     };
@@ -170,7 +170,7 @@ fn answer(means: Means, io_bytes: usize, files: &[File], mut socket: TcpStream) 
     }
 }
 
-/// A frame with an answer.
+/// A frame with a prepared response.
 fn prepared(command: Smb, encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut frame = vec![0; PREFIX_LEN];
     Header::request(command, 0).response(NtStatus::SUCCESS).encode(&mut frame);
@@ -180,14 +180,14 @@ fn prepared(command: Smb, encode: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     frame
 }
 
-/// The number of bytes lies at the same place in both answers ([MS-SMB2] 2.2.20, 2.2.22).
+/// The byte count has the same offset in both responses ([MS-SMB2] 2.2.20, 2.2.22).
 fn patch(frame: &mut [u8], id: &[u8; 8], count: [u8; 4]) {
     frame[PREFIX_LEN + MESSAGE_ID_OFFSET..][..8].copy_from_slice(id);
     frame[PREFIX_LEN + HEADER_LEN + 4..][..4].copy_from_slice(&count);
 }
 
 fn send_file(socket: &mut TcpStream, head: &[u8], file: &File, offset: u64, length: usize) -> Result<()> {
-    // The header leaves together with the data.
+    // The header is sent together with the data.
     let sent = send(&*socket, head, SendFlags::MORE)?;
     socket.write_all(&head[sent..])?;
     let mut at = offset;
@@ -201,7 +201,7 @@ fn send_file(socket: &mut TcpStream, head: &[u8], file: &File, offset: u64, leng
     Ok(())
 }
 
-/// Starts one in a process of its own.
+/// Starts a floor in a separate process.
 pub(crate) fn start(
     place: &Place,
     name: &'static str,
@@ -230,7 +230,7 @@ mod tests {
     use crate::load::target::Target;
     use crate::load::{client, files};
 
-    /// A floor in a thread; its files go when the folder is dropped.
+    /// A floor in a thread. Dropping the folder removes its files.
     fn floor(means: Means, plan: &Plan) -> (tempfile::TempDir, Target) {
         let folder = tempfile::tempdir().expect("a folder");
         let open = |number: usize| {

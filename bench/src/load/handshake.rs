@@ -20,10 +20,10 @@ use super::connection::{Connection, Protection};
 use super::credits::Credits;
 use super::request::{Identity, Request};
 
-/// Between 1601, where a FILETIME begins, and 1970, in units of 100 ns.
+/// From 1601, the epoch of FILETIME, to 1970, in units of 100 ns.
 const FILETIME_OF_1970: u64 = 116_444_736_000_000_000;
 
-/// An account and a share on a server that speaks SMB.
+/// An account and a share on an SMB server.
 #[derive(Clone)]
 pub(crate) struct Account {
     pub(crate) user: String,
@@ -32,7 +32,7 @@ pub(crate) struct Account {
     pub(crate) security: Security,
 }
 
-/// How messages are to be protected.
+/// How to protect messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Security {
@@ -41,14 +41,14 @@ pub(crate) enum Security {
     Sealed,
 }
 
-/// What the server chose and can do.
+/// The algorithms that the server chose, and its capabilities.
 struct Negotiated {
     signing: SigningAlgorithm,
     cipher: Option<Cipher>,
     has_channels: bool,
 }
 
-/// A session that has a tree, with what a further channel of it needs.
+/// A session with a tree, and the data to bind further channels to it.
 pub(crate) struct Session {
     client_guid: [u8; 16],
     identity: Identity,
@@ -56,19 +56,19 @@ pub(crate) struct Session {
     sealing: Option<(SealingKey, OpeningKey)>,
 }
 
-/// How a connection is used.
+/// Parameters of a connection.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
-    /// Where the server listens.
+    /// Address of the server.
     pub(crate) address: SocketAddr,
-    /// Credits that are to be at hand.
+    /// Number of spare credits.
     pub(crate) credits: u64,
     /// The usual payload.
     pub(crate) io_bytes: usize,
 }
 
-/// Connects, logs on and connects to the share, with a client GUID of its own: servers put connections of one client
-/// together otherwise.
+/// Connects, logs on and connects to the share, with a separate client GUID: servers would otherwise group connections of one
+/// client.
 pub(crate) fn connect(terms: Terms, account: &Account) -> Result<(Connection, Session)> {
     let client_guid = random()?;
     let (mut connection, negotiated, mut preauth) = negotiate(terms, client_guid)?;
@@ -83,7 +83,7 @@ pub(crate) fn connect(terms: Terms, account: &Account) -> Result<(Connection, Se
             OpeningKey::new(&server_to_client_key(derivation, key.as_bytes(), cipher)),
         ));
     }
-    // [MS-SMB2] 3.2.4.2.4: in 3.1.1 a TREE_CONNECT is signed or sealed, whatever follows.
+    // [MS-SMB2] 3.2.4.2.4: in 3.1.1 a TREE_CONNECT is always signed or sealed.
     connection.protection = protection(sealing.as_ref(), 0, signing.clone());
     let mut request = Request::default();
     let path = format!(r"\\{}\{}", terms.address.ip(), account.share);
@@ -102,11 +102,12 @@ pub(crate) fn connect(terms: Terms, account: &Account) -> Result<(Connection, Se
     Ok((connection, Session { client_guid, identity, signing, sealing }))
 }
 
-/// Connects, and makes the connection a channel of a session. `number` is the channel's; the session's first has number 0.
+/// Connects, and binds the connection to a session as a channel. `number` is the channel's number; the first channel has
+/// number 0.
 pub(crate) fn bind(terms: Terms, account: &Account, session: &Session, number: u8) -> Result<Connection> {
     let (mut connection, negotiated, mut preauth) = negotiate(terms, session.client_guid)?;
     ensure!(negotiated.has_channels, "the server has no multichannel");
-    // [MS-SMB2] 3.2.4.2.3.1: a binding is signed with the session's key.
+    // [MS-SMB2] 3.2.4.2.3.1: a binding request is signed with the session's key.
     connection.protection = Protection::Signed(session.signing.clone());
     connection.identity = session.identity;
     let key = log_on(&mut connection, account, &mut preauth, Flags::BINDING).context("bind a channel")?;
@@ -123,7 +124,7 @@ pub(crate) fn bind(terms: Terms, account: &Account, session: &Session, number: u
 
 fn protection(sealing: Option<&(SealingKey, OpeningKey)>, channel: u8, signing: SigningKey) -> Protection {
     match sealing.cloned() {
-        // The channels of a session share the key, but no nonce.
+        // The channels of a session share the key, but must not share nonces.
         Some((sealing, opening)) => {
             Protection::Sealed { sealing, opening, nonces: NonceSequence::new([channel, 0, 0], 1) }
         }
@@ -166,7 +167,7 @@ fn negotiate(terms: Terms, client_guid: [u8; 16]) -> Result<(Connection, Negotia
     preauth.update(answer.message);
     let response = negotiate::Response::parse(answer.message)?;
     ensure!(response.dialect_revision == Dialect::SMB3_1_1, "the server does not speak SMB 3.1.1");
-    // [MS-SMB2] 3.2.5.2: without the context it is AES-CMAC.
+    // [MS-SMB2] 3.2.5.2: the default without the context is AES-CMAC.
     let mut negotiated = Negotiated {
         signing: SigningAlgorithm::AesCmac,
         cipher: None,
@@ -192,7 +193,7 @@ fn negotiate(terms: Terms, client_guid: [u8; 16]) -> Result<(Connection, Negotia
     Ok((connection, negotiated, preauth))
 }
 
-/// The exchange of SESSION_SETUPs; the key that comes out of it.
+/// Exchanges SESSION_SETUPs. Returns the resulting key.
 fn log_on(
     connection: &mut Connection,
     account: &Account,
@@ -241,7 +242,7 @@ fn random<const N: usize>() -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// The time as a FILETIME.
+/// The current time as a FILETIME.
 fn now() -> Result<u64> {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH)?;
     Ok(FILETIME_OF_1970 + u64::try_from(since_1970.as_nanos() / 100)?)

@@ -1,12 +1,12 @@
-//! Latencies by their frequency, in buckets at most 1.6 % wide.
+//! A histogram of latencies, with buckets at most 1.6 % wide.
 
-/// Buckets of one power of two.
+/// Buckets per power of two.
 const STEPS: u64 = 64;
 const STEP_BITS: u32 = STEPS.ilog2();
 /// Enough for every u64.
 const BUCKETS: usize = ((64 - STEP_BITS as usize) + 1) * STEPS as usize;
 
-/// How often which number of nanoseconds occurred.
+/// How often each number of nanoseconds occurred.
 #[derive(Debug, Clone)]
 pub(crate) struct Histogram {
     counts: Box<[u64]>,
@@ -19,7 +19,7 @@ impl Default for Histogram {
     }
 }
 
-/// Values below [`STEPS`] have a bucket each; of larger ones the highest bits count.
+/// Values below [`STEPS`] have a bucket each. For larger ones, the highest bits determine the bucket.
 fn bucket(value: u64) -> usize {
     if value < STEPS {
         return value as usize;
@@ -45,7 +45,7 @@ impl Histogram {
         self.total += 1;
     }
 
-    /// Counts all values of another.
+    /// Adds all values of another histogram.
     pub(crate) fn merge(&mut self, other: &Self) {
         for (mine, its) in self.counts.iter_mut().zip(&other.counts) {
             *mine += its;
@@ -53,12 +53,12 @@ impl Histogram {
         self.total += other.total;
     }
 
-    /// How many values there are.
+    /// Number of values.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
-    /// The value that a share (0 to 1) of all values do not exceed; `None` if there are none.
+    /// The smallest value that a share (0 to 1) of all values does not exceed; `None` if there are none.
     pub(crate) fn quantile(&self, share: f64) -> Option<u64> {
         let rank = ((self.total as f64 * share).ceil() as u64).max(1);
         let mut seen = 0;

@@ -1,4 +1,5 @@
-//! Receiving: a small buffer for headers, and payload that goes into its place, or nowhere, without passing through it.
+//! Receives data: a small buffer for headers, and payload that is received directly into its buffer, or dropped, without a
+//! copy.
 
 use std::net::TcpStream;
 
@@ -6,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-/// Bytes that one call discards at most. The memory is never touched, so it costs address space only.
+/// Maximum number of bytes that one call discards. The memory is never touched, so it costs only address space.
 const DISCARD_BYTES: usize = 1 << 20;
 
 /// Bytes of a socket, in order.
@@ -19,18 +20,18 @@ pub(crate) struct Intake {
 }
 
 impl Intake {
-    /// `bytes` is what one call receives ahead at most: much saves calls, little saves copies of payload.
+    /// `bytes` is the maximum that one call reads ahead: a large value saves calls, a small one saves copies of payload.
     pub(crate) fn new(bytes: usize) -> Self {
         Self { buffer: vec![0; bytes].into(), start: 0, end: 0, untouched: vec![0; DISCARD_BYTES] }
     }
 
-    /// What is there.
+    /// The buffered bytes.
     pub(crate) fn buffered(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
-    /// Receives until `count` bytes, not more than the buffer holds, are there; they stay there. `None` if the peer
-    /// has ended the connection before the first of them.
+    /// Receives until `count` bytes are buffered, at most the size of the buffer. They stay buffered. Returns `None` if the
+    /// peer has ended the connection before the first of them.
     pub(crate) fn need_or_end(&mut self, socket: &TcpStream, count: usize) -> Result<Option<&[u8]>> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -48,18 +49,18 @@ impl Intake {
         Ok(Some(&self.buffer[self.start..self.start + count]))
     }
 
-    /// As [`Self::need_or_end`], with an end as an error.
+    /// Same as [`Self::need_or_end`], but the end of the connection is an error.
     pub(crate) fn need(&mut self, socket: &TcpStream, count: usize) -> Result<&[u8]> {
         self.need_or_end(socket, count)?.context("the peer ended the connection")
     }
 
-    /// Goes past bytes that are there.
+    /// Skips buffered bytes.
     pub(crate) fn pass(&mut self, count: usize) {
         self.start += count;
         debug_assert!(self.start <= self.end, "only what is there can be passed");
     }
 
-    /// Fills `out` with what comes next.
+    /// Fills `out` with the next bytes.
     pub(crate) fn take(&mut self, socket: &TcpStream, out: &mut [u8]) -> Result<()> {
         let ready = out.len().min(self.end - self.start);
         out[..ready].copy_from_slice(&self.buffer[self.start..self.start + ready]);
@@ -74,7 +75,7 @@ impl Intake {
         Ok(())
     }
 
-    /// Goes past bytes without looking at them. tcp(7): with MSG_TRUNC the kernel drops them instead of copying them.
+    /// Skips bytes without reading them. tcp(7): with MSG_TRUNC the kernel drops them instead of copying them.
     pub(crate) fn discard(&mut self, socket: &TcpStream, count: usize) -> Result<()> {
         let ready = count.min(self.end - self.start);
         self.pass(ready);
@@ -90,7 +91,7 @@ impl Intake {
     }
 }
 
-/// recv(2), again after an interruption.
+/// recv(2), retried after an interruption.
 fn receive(socket: &TcpStream, into: &mut [u8], flags: RecvFlags) -> Result<usize> {
     loop {
         match recv(socket, &mut *into, flags) {

@@ -1,4 +1,4 @@
-//! `forebay-bench load`: our own client, lean enough that the server is what is measured, against each server in turn.
+//! `forebay-bench load`: our own client, lean enough that the server determines the result, against each server in turn.
 
 mod arguments;
 mod client;
@@ -44,23 +44,23 @@ pub(crate) use plan::{BURST_WRITE_BYTES, Mix, Plan, Workload};
 pub(crate) use report::{Report, Series};
 use report::{Run, Used};
 
-/// How a plan is measured, and on which servers.
+/// How to measure a plan, and on which servers.
 pub(crate) struct Setup<'a> {
     /// How often each server is measured.
     pub(crate) runs: u32,
     pub(crate) servers: &'a [Contender],
     /// forebay-server.
     pub(crate) binary: &'a Path,
-    /// A second one.
+    /// A second forebay-server.
     pub(crate) other: Option<&'a Path>,
     pub(crate) server_option: &'a str,
-    /// Where the servers' files lie.
+    /// Folder of the servers' files.
     pub(crate) dir: &'a Path,
-    /// Whether they are taken out of the page cache before each run.
+    /// Whether to evict the files from the page cache before each run.
     pub(crate) cold: bool,
 }
 
-/// A server that takes part.
+/// A server to measure.
 struct Entrant {
     name: String,
     target: Target,
@@ -69,7 +69,7 @@ struct Entrant {
     runs: Vec<Run>,
 }
 
-/// Measures, and reports.
+/// Measures and reports.
 pub(crate) fn run(arguments: &LoadArguments) -> Result<ExitCode> {
     let plan = arguments.plan()?;
     prepare(arguments.common.nice)?;
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &LoadArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gives this process the priority, and as many descriptors as it may have.
+/// Sets the priority of this process, and raises its limit of descriptors to the maximum.
 pub(crate) fn prepare(nice: i32) -> Result<()> {
     if nice != 0 {
         machine::set_priority(nice)?;
@@ -98,7 +98,7 @@ pub(crate) fn prepare(nice: i32) -> Result<()> {
 fn measure_foreign(name: String, target: Target, plan: &Plan, arguments: &LoadArguments) -> Result<Report> {
     let entrant = Entrant { name, target: target.clone(), server: None, runs: Vec::new() };
     let measured = measure_all(vec![entrant], plan, arguments.runs, &arguments.common.dir, || Ok(()));
-    // Nothing stays there, if that can be helped.
+    // Leave nothing behind on the server, if possible.
     let removed = files::remove(&target, plan).context("remove the files");
     measured.and_then(|report| removed.map(|()| report))
 }
@@ -117,7 +117,7 @@ pub(crate) fn compare(setup: &Setup<'_>, plan: &Plan) -> Result<Report> {
     if let Some(binary) = setup.other {
         entrants.push(ours("forebay-other", binary, setup, plan, &place, false)?);
     }
-    // What one server has left to be written must not be the next one's burden.
+    // Data that one server has not written back yet must not slow down the next one.
     let folder = File::open(place.path())?;
     measure_all(entrants, plan, setup.runs, setup.dir, || {
         rustix::fs::syncfs(&folder)?;
@@ -125,7 +125,7 @@ pub(crate) fn compare(setup: &Setup<'_>, plan: &Plan) -> Result<Report> {
     })
 }
 
-/// Measures one server with several numbers of connections in turn; a report of each.
+/// Measures one server with several numbers of connections in turn. Returns a report for each.
 pub(crate) fn compare_connections(
     setup: &Setup<'_>,
     plan: &Plan,
@@ -153,8 +153,8 @@ pub(crate) fn compare_connections(
     Ok(reports.collect())
 }
 
-/// Runs a plan once on the first of the servers. `look` sees the server's process right before the first request and right after
-/// the last answer; what it saw, and the number of operations.
+/// Runs a plan once on the first of the servers. `look` inspects the server's process right before the first request and
+/// right after the last response. Returns its results and the number of operations.
 pub(crate) fn observe<T>(
     setup: &Setup<'_>,
     plan: &Plan,
@@ -215,7 +215,7 @@ fn enter(who: Contender, setup: &Setup<'_>, plan: &Plan, place: &Place) -> Resul
     Ok(Entrant { name: name.to_owned(), target, server: Some(server), runs: Vec::new() })
 }
 
-/// Starts a server of ours, with a limited volume for bursts if `limits` is set.
+/// Starts one of our servers, with a limited volume for bursts if `limits` is set.
 fn ours(
     name: &'static str,
     binary: &Path,
@@ -235,7 +235,7 @@ fn ours(
     Ok(Entrant { name: name.to_owned(), target, server: Some(server), runs: Vec::new() })
 }
 
-/// A server of this machine that speaks SMB.
+/// An SMB server on this machine.
 fn smb(port: u16, plan: &Plan, place: &Place) -> Target {
     Target::Smb {
         address: (Ipv4Addr::LOCALHOST, port).into(),
@@ -284,11 +284,11 @@ fn measure(entrant: &Entrant, plan: &Plan, round: u32) -> Result<Run> {
     })
 }
 
-/// How often the memory of a server is looked at during a long run, and from what length on: a look disturbs.
+/// How often to sample the memory of a server during a long run, and the minimum length of such a run: sampling disturbs.
 const SAMPLES: f64 = 60.0;
 const SAMPLED_SECONDS_MIN: f64 = 10.0;
 
-/// An error with the name of the server, and what that has said.
+/// An error with the server's name and its output.
 fn blame(entrant: &Entrant, error: &anyhow::Error) -> anyhow::Error {
     match &entrant.server {
         Some(server) => anyhow::anyhow!("{}: {error:#}\nit said:\n{}", entrant.name, server.said()),

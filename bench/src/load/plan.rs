@@ -1,4 +1,4 @@
-//! What is measured: the workload and its sizes.
+//! The plan of a measurement: the workload and its sizes.
 
 use std::fmt::Write;
 
@@ -50,7 +50,7 @@ impl Workload {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Whether an operation is one READ or WRITE: what the floors answer.
+    /// Whether an operation is a single READ or WRITE, which the floors can answer.
     pub(crate) fn is_plain_io(self) -> bool {
         matches!(self, Self::Read | Self::Write | Self::RandRead | Self::RandWrite | Self::Safetensors)
     }
@@ -60,7 +60,7 @@ impl Workload {
         matches!(self, Self::Write | Self::RandWrite | Self::Checkpoint)
     }
 
-    /// Files that are measured unless the command line says otherwise.
+    /// The default number of files.
     pub(crate) fn default_files(self, connections: usize) -> usize {
         match self {
             Self::Read | Self::Write | Self::RandRead | Self::RandWrite => 8,
@@ -76,13 +76,13 @@ impl Workload {
         }
     }
 
-    /// Their size, likewise.
+    /// The default size of files.
     pub(crate) fn default_file_bytes(self) -> u64 {
         match self {
             Self::Read | Self::Write | Self::RandRead | Self::RandWrite => 32 << 20,
-            // The mean size of the samples of MLPerf Storage's RetinaNet.
+            // The mean sample size of MLPerf Storage's RetinaNet.
             Self::Retinanet => 322_957,
-            // The same of its 3D U-Net.
+            // The mean sample size of its 3D U-Net.
             Self::Unet3d => 146_600_628,
             Self::Safetensors => 128 << 20,
             Self::Create | Self::List | Self::Stat => 0,
@@ -92,7 +92,7 @@ impl Workload {
         }
     }
 
-    /// Bytes of a READ or WRITE, likewise.
+    /// The default bytes of a READ or WRITE.
     pub(crate) fn default_io_bytes(self) -> u64 {
         match self {
             Self::Safetensors => 128 << 10,
@@ -109,39 +109,40 @@ pub(crate) struct Plan {
     pub(crate) workload: Workload,
     pub(crate) io_bytes: usize,
     pub(crate) connections: usize,
-    /// Connections of one session.
+    /// Number of connections in one session.
     pub(crate) channels: u8,
     pub(crate) depth: usize,
     pub(crate) seconds: f64,
-    /// Operations of each connection after which it ends before the time is over; not of checkpoints, mixed loads and sessions.
+    /// Number of operations after which a connection ends before the time is over. Not for checkpoints, mixed loads and
+    /// sessions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) operations: Option<u64>,
     pub(crate) files: usize,
     pub(crate) file_bytes: u64,
     pub(crate) security: Security,
-    /// Of a mixed load only.
+    /// Only for a mixed load.
     pub(crate) mix: Option<Mix>,
 }
 
-/// What a mixed load has beside its training reads.
+/// Additional parameters of a mixed load.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Mix {
-    /// Connections that write checkpoints.
+    /// Number of connections that write checkpoints.
     pub(crate) burst_connections: usize,
     /// Bytes of a checkpoint of one connection.
     pub(crate) checkpoint_bytes: u64,
     /// Bytes of one WRITE.
     pub(crate) write_bytes: usize,
-    /// Seconds from the beginning of one cycle to that of the next; the burst is the middle third.
+    /// Seconds from the start of one cycle to the start of the next; the burst is the middle third.
     pub(crate) cycle_seconds: f64,
-    /// Seconds that a connection lives on average before another takes its place.
+    /// Average lifetime of a connection in seconds before another replaces it.
     pub(crate) churn_seconds: Option<f64>,
-    /// Whether all that is read is compared.
+    /// Whether to compare everything that is read.
     pub(crate) verify: bool,
 }
 
 impl Plan {
-    /// What is measured, in a few words.
+    /// A short description of the measurement.
     pub(crate) fn label(&self) -> String {
         let mut text = self.workload.name();
         if self.workload.is_plain_io() || self.workload == Workload::Mixed {
@@ -163,7 +164,7 @@ impl Plan {
         text
     }
 
-    /// Connections of the client: those that are measured, and those of bursts.
+    /// Connections of the client: the measured ones and those for bursts.
     pub(crate) fn all_connections(&self) -> usize {
         self.connections + self.mix.as_ref().map_or(0, |mix| mix.burst_connections)
     }
@@ -173,7 +174,7 @@ impl Plan {
         self.mix.as_ref().map_or(0, |mix| mix.write_bytes).max(self.io_bytes)
     }
 
-    /// Credits that a connection is to have at hand: for everything in flight, and some to spare.
+    /// Credits that a connection should have available: for everything in flight, plus some spare.
     pub(crate) fn credits(&self) -> u64 {
         self.depth as u64 * u64::from(credits::charge(self.largest_io())) + 64
     }
@@ -187,7 +188,7 @@ impl Plan {
         }
     }
 
-    /// The file number and the offset of block `block` of all files, counted through.
+    /// The file number and offset of block `block`, counted across all files.
     pub(crate) fn place(&self, block: u64) -> (usize, u64) {
         let blocks = self.blocks();
         ((block / blocks) as usize, block % blocks * self.io_bytes as u64)
@@ -198,13 +199,13 @@ impl Plan {
         self.file_bytes / self.io_bytes as u64
     }
 
-    /// The pieces in which a file is read or written as a whole: offset and length.
+    /// The pieces in which a complete file is read or written: offset and length.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = (u64, usize)> + use<> {
         pieces(self.file_bytes, self.io_bytes)
     }
 }
 
-/// A size with its unit, if it has no fraction in it.
+/// A size with the largest unit that yields an integer.
 fn size(bytes: u64) -> String {
     match bytes {
         _ if bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
@@ -222,21 +223,21 @@ pub(crate) fn pieces(size: u64, io_bytes: usize) -> impl Iterator<Item = (u64, u
     })
 }
 
-/// Bytes of the one READ of a short session.
+/// Bytes of the single READ of a short session.
 pub(crate) const SMALL_READ_BYTES: usize = 4096;
 
 /// Bytes of one WRITE of a burst.
 pub(crate) const BURST_WRITE_BYTES: usize = 1 << 20;
 
-/// Seconds between two bursts of a mixed load at most.
+/// Maximum number of seconds between two bursts of a mixed load.
 pub(crate) const CYCLE_SECONDS_MAX: f64 = 30.0;
 
-/// The name of the checkpoint of one connection.
+/// The name of one connection's checkpoint.
 pub(crate) fn checkpoint_name(number: usize) -> String {
     format!("{PREFIX}checkpoint-{number}")
 }
 
-/// Before the names of all files that are made.
+/// Prefix of the names of all files that are created.
 pub(crate) const PREFIX: &str = "forebay-bench-";
 
 /// The directory that is listed.

@@ -1,4 +1,4 @@
-//! Keeps operations on their way on one connection. An operation is one request, or several of which each waits for the one before.
+//! Keeps operations in flight on one connection. An operation is one request, or several sequential requests.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -9,47 +9,48 @@ use super::connection::{Answer, Connection};
 use super::histogram::Histogram;
 use super::request::Request;
 
-/// What the operations are.
+/// The source of operations.
 pub(crate) trait Work {
-    /// Makes the first request of the slot's next operation; false if there is none.
+    /// Builds the first request of the slot's next operation. Returns false if there is none.
     fn begin(&mut self, slot: usize, request: &mut Request) -> Result<bool>;
 
-    /// Takes the answer to the slot's request, and makes the next one unless the operation is done.
+    /// Processes the response to the slot's request, and builds the next request unless the operation is complete.
     fn answered(&mut self, slot: usize, answer: &Answer<'_>, request: &mut Request) -> Result<Step>;
 
-    /// Whether the payload of READs is looked at.
+    /// Whether the payload of READs is used.
     fn keeps_payload(&self) -> bool {
         false
     }
 
-    /// Whether other connections write a burst right now: latencies of operations that meet one are counted separately.
+    /// Whether other connections are currently writing a burst: latencies of operations that overlap a burst are counted
+    /// separately.
     fn is_during_burst(&self) -> bool {
         false
     }
 }
 
-/// How an operation goes on.
+/// The next step of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// With the request that was made.
+    /// Send the request that was built.
     Next,
-    /// It is done, and has moved so many bytes of payload.
+    /// It is complete, and has transferred this many bytes of payload.
     Done(u64),
 }
 
-/// What was done.
+/// Results so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tally {
     pub(crate) operations: u64,
     pub(crate) bytes: u64,
-    /// Of operations that met no burst.
+    /// Of operations that did not overlap a burst.
     pub(crate) latency: Histogram,
-    /// Of operations that met one.
+    /// Of operations that overlapped one.
     pub(crate) burst_latency: Histogram,
-    /// Bytes that bursts wrote, and how long they did so, summed over their connections.
+    /// Bytes that bursts wrote, and for how long, summed over their connections.
     pub(crate) burst_bytes: u64,
     pub(crate) burst_seconds: f64,
-    /// Connections that took the place of others.
+    /// Number of connections that replaced others.
     pub(crate) replaced: u64,
 }
 
@@ -59,7 +60,7 @@ impl Tally {
         self.record_as(began, bytes, false);
     }
 
-    /// The same, of one that met a burst or did not.
+    /// Same, for an operation that did or did not overlap a burst.
     pub(crate) fn record_as(&mut self, began: Instant, bytes: u64, met_burst: bool) {
         self.operations += 1;
         self.bytes += bytes;
@@ -67,7 +68,7 @@ impl Tally {
         latency.record(u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Adds what another connection did.
+    /// Adds the results of another connection.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.operations += other.operations;
         self.bytes += other.bytes;
@@ -85,7 +86,7 @@ struct Slot {
     met_burst: bool,
 }
 
-/// Runs operations, `depth` at a time, until the work has no more or the time has come, and waits for their ends.
+/// Runs operations, `depth` at a time, until the work has no more or the time is over, and waits until they end.
 pub(crate) fn pump(
     connection: &mut Connection,
     work: &mut dyn Work,
@@ -124,7 +125,7 @@ pub(crate) fn pump(
         loop {
             let answer = connection.receive(work.keeps_payload())?;
             let id = answer.header.message_id;
-            // Answers mostly come in order.
+            // Responses usually arrive in order.
             let at = sent.iter().position(|(sent, _)| *sent == id).context("an answer to no request")?;
             let (_, slot) = sent.remove(at).context("it was just found")?;
             match work.answered(slot, &answer, &mut slots[slot].request)? {

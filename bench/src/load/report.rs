@@ -15,26 +15,27 @@ const GB: f64 = 1e9;
 const MB: f64 = 1e6;
 const KB: f64 = 1e3;
 
-/// What a server has used so far.
+/// Resources that a server has used so far.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Used {
     pub(crate) cpu_seconds: f64,
-    /// The most that was resident during the run.
+    /// Peak resident memory during the run.
     pub(crate) peak_bytes: u64,
-    /// What is resident now, with shared pages in each process that maps them.
+    /// Current resident memory, with shared pages counted in each process that maps them.
     pub(crate) resident_bytes: u64,
-    /// The same with shared pages once.
+    /// Same, with shared pages counted once.
     pub(crate) proportional_bytes: u64,
 }
 
-/// One run of one server. Where the server is not ours, what it used is not known; where no payload moves, nothing is per GB.
+/// One run of one server. If the server is not ours, its resource usage is unknown. If no payload is transferred, there are
+/// no figures per GB.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Run {
     /// A GB is 10⁹ bytes of payload.
     pub(crate) gb_per_second: Option<f64>,
     pub(crate) operations_per_second: f64,
-    /// Latency of an operation, in microseconds; in a mixed load of those that met no burst.
+    /// Latency of an operation, in microseconds; in a mixed load, of those that did not overlap a burst.
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
     pub(crate) p999_us: f64,
@@ -42,56 +43,56 @@ pub(crate) struct Run {
     pub(crate) server_cpu_per_gb: Option<f64>,
     /// CPU-microseconds of the server per operation.
     pub(crate) server_cpu_us_per_operation: Option<f64>,
-    /// The same of the client.
+    /// The same for the client.
     pub(crate) client_cpu_per_gb: Option<f64>,
     pub(crate) client_cpu_us_per_operation: f64,
-    /// MB (10⁶ bytes) that were resident at most, over the server's processes.
+    /// Peak resident memory in MB (10⁶ bytes), over the server's processes.
     pub(crate) server_peak_mb: Option<f64>,
-    /// MB that are resident at the end, summed over the processes.
+    /// Resident memory in MB at the end, summed over the processes.
     pub(crate) server_rss_mb: Option<f64>,
-    /// The same with pages that several processes share counted once.
+    /// Same, with pages that several processes share counted once.
     pub(crate) server_pss_mb: Option<f64>,
-    /// Of idle connections: kB (10³ bytes) by which each has made the server grow.
+    /// For idle connections: server memory in kB (10³ bytes) per connection.
     pub(crate) connection_rss_kb: Option<f64>,
     pub(crate) connection_pss_kb: Option<f64>,
-    /// Of a mixed load.
+    /// For a mixed load.
     pub(crate) burst: Option<Burst>,
-    /// Of a run with at least [`SAMPLES_MIN`] looks at the memory.
+    /// For a run with at least [`SAMPLES_MIN`] memory samples.
     pub(crate) growth: Option<Growth>,
 }
 
-/// What was seen while checkpoints were written.
+/// Measurements while checkpoints were written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Burst {
-    /// Latency of training reads that met a burst, in microseconds.
+    /// Latency of training reads that overlapped a burst, in microseconds.
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
     pub(crate) p999_us: f64,
-    /// The 99th percentile over that of the reads that met none.
+    /// The ratio of the 99th percentile to that of the reads that did not overlap a burst.
     pub(crate) p99_ratio: f64,
-    /// Training reads a second, outside of bursts and within.
+    /// Training reads per second, outside of bursts and within.
     pub(crate) quiet_reads_per_second: f64,
     pub(crate) reads_per_second: f64,
-    /// GB/s of all bursts together while they wrote, flushes included.
+    /// GB/s of all bursts together during their writing time, including flushes.
     pub(crate) write_gb_per_second: f64,
-    /// Connections that took the place of others.
+    /// Number of connections that replaced others.
     pub(crate) replaced: f64,
 }
 
 /// The memory of a server over a long run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Growth {
-    /// Median of the last quarter less that of the second, in MB: the first is for warming up.
+    /// Median of the last quarter minus the median of the second, in MB: the first quarter is warm-up.
     pub(crate) rss_mb: f64,
-    /// MB that were resident, at regular intervals.
+    /// Resident memory in MB, at regular intervals.
     pub(crate) samples_mb: Vec<f64>,
 }
 
-/// Reads the memory use from which growth is computed.
+/// Minimum number of memory samples for computing the growth.
 const SAMPLES_MIN: usize = 8;
 
 impl Run {
-    /// `used` is what the server has used before and after.
+    /// `used` is the server's resource usage before and after.
     pub(crate) fn new(plan: &Plan, measured: &Measured, used: Option<(Used, Used)>) -> Self {
         let tally = &measured.tally;
         let bytes = tally.bytes + tally.burst_bytes;
@@ -125,7 +126,7 @@ impl Run {
         }
     }
 
-    /// With how the server's memory changed, in bytes.
+    /// Adds samples of the server's memory, in bytes.
     pub(crate) fn with_samples(self, samples: &[u64]) -> Self {
         if samples.len() < SAMPLES_MIN {
             return self;
@@ -153,7 +154,7 @@ impl Run {
         text
     }
 
-    /// Figures that only some workloads have, each with its name.
+    /// Named figures that only some workloads have.
     fn extras(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if let (Some(rss), Some(pss)) = (self.connection_rss_kb, self.connection_pss_kb) {
@@ -178,7 +179,7 @@ impl Run {
         lines
     }
 
-    /// Each figure's median on its own.
+    /// The median of each figure separately.
     fn median(runs: &[Self]) -> Self {
         let of = |figure: fn(&Self) -> f64| median(runs.iter().map(figure).collect());
         let if_known = |figure: fn(&Self) -> Option<f64>| {
@@ -247,14 +248,14 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// Of at least one run.
+    /// Requires at least one run.
     pub(crate) fn new(server: String, runs: Vec<Run>) -> Self {
         let median = Run::median(&runs);
         Self { server, runs, median }
     }
 }
 
-/// Forebay's medians over another server's.
+/// Ratios of Forebay's medians to another server's.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Ratio {
     pub(crate) to: String,
@@ -262,17 +263,17 @@ pub(crate) struct Ratio {
     pub(crate) server_cpu_per_operation: Option<f64>,
     pub(crate) p50: f64,
     pub(crate) p99: f64,
-    /// Of the memory at the end, shared pages counted once.
+    /// Ratio of the memory at the end, with shared pages counted once.
     pub(crate) server_pss: Option<f64>,
 }
 
-/// All of one measurement.
+/// The complete results of one measurement.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Report {
     pub(crate) machine: String,
     pub(crate) plan: Plan,
     pub(crate) series: Vec<Series>,
-    /// Made again when they are read.
+    /// Recomputed when a report is read.
     #[serde(skip_deserializing)]
     pub(crate) ratios: Vec<Ratio>,
 }
@@ -283,7 +284,7 @@ impl Report {
         Self { machine, plan, series, ratios }
     }
 
-    /// Reads what [`Self::write`] has written.
+    /// Reads a file that [`Self::write`] has written.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
         let report: Self = serde_json::from_str(&text)
@@ -291,7 +292,7 @@ impl Report {
         Ok(Self::new(report.machine, report.plan, report.series))
     }
 
-    /// Writes all of it as JSON.
+    /// Writes everything as JSON.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let mut text = serde_json::to_string_pretty(self)?;
         text.push('\n');

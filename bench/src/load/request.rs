@@ -14,19 +14,19 @@ use forebay_smb::wire::{
 
 use super::credits;
 
-// Where the fields that change lie, [MS-SMB2] 2.2.1.2.
+// Offsets of the fields that change, [MS-SMB2] 2.2.1.2.
 const CREDITS_OFFSET: usize = 14;
 const TREE_ID_OFFSET: usize = 36;
 const SESSION_ID_OFFSET: usize = 40;
-// The same in READ and in WRITE, [MS-SMB2] 2.2.19 and 2.2.21.
+// Same offsets in READ and in WRITE, [MS-SMB2] 2.2.19 and 2.2.21.
 const LENGTH_OFFSET: usize = HEADER_LEN + 4;
 const OFFSET_OFFSET: usize = HEADER_LEN + 8;
 const FILE_ID_OFFSET: usize = HEADER_LEN + 16;
 
-/// Bytes of an answer to QUERY_DIRECTORY that are asked for: what one credit pays for.
+/// Requested length of a QUERY_DIRECTORY response: what one credit covers.
 pub(crate) const DIRECTORY_BYTES: u32 = 64 * 1024;
 
-/// Bytes of an answer to QUERY_INFO that are asked for: enough for a name of the longest length.
+/// Requested length of a QUERY_INFO response: enough for the longest name.
 const INFORMATION_BYTES: u32 = 4096;
 
 /// The identity that a connection puts into each request.
@@ -36,7 +36,7 @@ pub(crate) struct Identity {
     pub(crate) tree_id: u32,
 }
 
-/// A request without its frame. The buffer is used again by the next one.
+/// A request without its frame. The next request reuses the buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Request {
     /// From the SMB2 header on, without the payload of a WRITE.
@@ -57,7 +57,7 @@ impl Request {
         self.payload.as_ref()
     }
 
-    /// SESSION_SETUP with a token of the log-on.
+    /// SESSION_SETUP with a security token.
     pub(crate) fn set_session_setup(&mut self, flags: session_setup::Flags, token: &[u8]) {
         self.set(Command::SESSION_SETUP, |body| {
             session_setup::Request {
@@ -72,12 +72,12 @@ impl Request {
         });
     }
 
-    /// Credits that it costs.
+    /// Its credit charge.
     pub(crate) fn charge(&self) -> u16 {
         self.charge
     }
 
-    /// Puts in what is known when it is sent.
+    /// Fills in the fields that are only known when it is sent.
     pub(crate) fn address(&mut self, id: u64, credits: u16, identity: Identity) {
         self.patch(MESSAGE_ID_OFFSET, &id.to_le_bytes());
         self.patch(CREDITS_OFFSET, &credits.to_le_bytes());
@@ -130,7 +130,7 @@ impl Request {
         });
     }
 
-    /// WRITE of all of `payload`.
+    /// WRITE of the whole `payload`.
     pub(crate) fn set_write(&mut self, file_id: FileId, offset: u64, payload: &Arc<[u8]>) {
         let is_alike = self.payload.as_ref().is_some_and(|mine| mine.len() == payload.len());
         if self.command == Some(Command::WRITE) && is_alike {
@@ -159,7 +159,7 @@ impl Request {
         self.patch(FILE_ID_OFFSET + 8, &file_id.volatile.to_le_bytes());
     }
 
-    /// CREATE that shares everything and asks for no oplock.
+    /// CREATE that shares everything and requests no oplock.
     pub(crate) fn set_create(&mut self, name: &str, how: Opening) {
         self.set(Command::CREATE, |body| {
             create::Request {
@@ -183,7 +183,7 @@ impl Request {
         self.set(Command::CLOSE, |body| close::Request { flags: close::Flags(0), file_id }.encode(body));
     }
 
-    /// QUERY_INFO for what a stat(2) needs.
+    /// QUERY_INFO for the information that a stat(2) needs.
     pub(crate) fn set_query_info(&mut self, file_id: FileId) {
         self.set(Command::QUERY_INFO, |body| {
             query_info::Request {
@@ -222,7 +222,7 @@ impl Request {
         });
     }
 
-    /// QUERY_DIRECTORY for the next entries, with what Linux and Windows ask for when they list.
+    /// QUERY_DIRECTORY for the next entries, with the information that Linux and Windows request for a listing.
     pub(crate) fn set_query_directory(&mut self, file_id: FileId) {
         self.set(Command::QUERY_DIRECTORY, |body| {
             query_directory::Request {
@@ -238,7 +238,7 @@ impl Request {
     }
 }
 
-/// How a CREATE opens.
+/// Parameters of a CREATE.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Opening {
     pub(crate) access: AccessMask,
@@ -247,41 +247,41 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
-    /// To read what is there.
+    /// Reads an existing file.
     pub(crate) const READ: Self = Self {
         access: AccessMask::FILE_GENERIC_READ,
         disposition: CreateDisposition::OPEN,
         options: CreateOptions::NON_DIRECTORY_FILE,
     };
-    /// To look at the attributes of what is there.
+    /// Reads the attributes of an existing file.
     pub(crate) const ATTRIBUTES: Self = Self {
         access: AccessMask::FILE_READ_ATTRIBUTES,
         disposition: CreateDisposition::OPEN,
         options: CreateOptions::empty(),
     };
-    /// To read and write what is there, or a new file.
+    /// Reads and writes an existing or a new file.
     pub(crate) const WRITE: Self = Self {
         access: AccessMask::FILE_GENERIC_READ.union(AccessMask::FILE_GENERIC_WRITE).union(AccessMask::DELETE),
         disposition: CreateDisposition::OPEN_IF,
         options: CreateOptions::NON_DIRECTORY_FILE,
     };
-    /// To write a file that is new or emptied.
+    /// Writes a file that is new or truncated.
     pub(crate) const REPLACE: Self = Self { disposition: CreateDisposition::OVERWRITE_IF, ..Self::WRITE };
-    /// To write a file that must be new.
+    /// Writes a file that must be new.
     pub(crate) const NEW: Self = Self { disposition: CreateDisposition::CREATE, ..Self::WRITE };
-    /// To remove a file when it is closed.
+    /// Removes a file when it is closed.
     pub(crate) const REMOVE: Self = Self {
         access: AccessMask::DELETE,
         disposition: CreateDisposition::OPEN,
         options: CreateOptions::DELETE_ON_CLOSE,
     };
-    /// A directory that is there.
+    /// An existing directory.
     pub(crate) const DIRECTORY: Self = Self {
         access: AccessMask::FILE_GENERIC_READ,
         disposition: CreateDisposition::OPEN,
         options: CreateOptions::DIRECTORY_FILE,
     };
-    /// A directory, made if it is not there.
+    /// A directory, created if it does not exist.
     pub(crate) const MAKE_DIRECTORY: Self =
         Self { disposition: CreateDisposition::OPEN_IF, ..Self::DIRECTORY };
 }

@@ -11,18 +11,18 @@ use super::plan::Plan;
 /// A server.
 #[derive(Clone)]
 pub(crate) enum Target {
-    /// One that speaks SMB.
+    /// An SMB server.
     Smb {
-        /// Where it listens.
+        /// Its address.
         address: SocketAddr,
-        /// What opens its share.
+        /// Credentials of its share.
         account: Account,
-        /// What opens the share of the connections that write bursts, if they have one of their own.
+        /// Credentials of a separate share for the connections that write bursts, if there is one.
         burst: Option<Account>,
     },
-    /// A floor, which answers READ and WRITE and nothing else.
+    /// A floor, which answers only READ and WRITE.
     Floor {
-        /// Where it listens.
+        /// Its address.
         address: SocketAddr,
     },
 }
@@ -36,7 +36,7 @@ impl Target {
         }
     }
 
-    /// All connections of a run. Those of one session stand together.
+    /// All connections of a run. Those of one session are adjacent.
     pub(crate) fn connect_all(&self, plan: &Plan) -> Result<Vec<Connection>> {
         let Self::Smb { address, account, burst } = self else {
             return (0..plan.all_connections()).map(|_| self.connect(plan)).collect();

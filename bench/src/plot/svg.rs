@@ -1,4 +1,4 @@
-//! Horizontal bars as SVG. Colours are classes of a style sheet that follows the reader's choice of light or dark.
+//! Horizontal bars as SVG. Colours are classes of a style sheet that follows the reader's preference for light or dark.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ pub(crate) struct Section {
     pub(crate) heading: String,
     /// The value of the longest bar or range.
     pub(crate) largest: f64,
-    /// A value that a line marks.
+    /// A value marked by a line.
     pub(crate) unity: Option<f64>,
     pub(crate) rows: Vec<Row>,
 }
@@ -25,20 +25,20 @@ pub(crate) struct Section {
 /// A bar.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Row {
-    /// What stands before it.
+    /// Text in front of it.
     pub(crate) name: String,
-    /// The server that it is of, which chooses its colour.
+    /// Its server, which determines its colour.
     pub(crate) server: String,
     pub(crate) value: f64,
     pub(crate) low: f64,
     pub(crate) high: f64,
-    /// What stands behind it.
+    /// Text behind it.
     pub(crate) label: String,
 }
 
 const WIDTH: f64 = 880.0;
 const MARGIN: f64 = 20.0;
-/// Where bars begin, and how long the longest is.
+/// Where bars begin, and the length of the longest.
 const BARS_X: f64 = 140.0;
 const BARS_WIDTH: f64 = 380.0;
 const ROW_HEIGHT: f64 = 20.0;
@@ -113,7 +113,7 @@ impl Section {
 
     fn draw(&self, out: &mut String, top: f64) {
         text(out, "heading", MARGIN, top + 16.0, &self.heading);
-        // A scale of nothing has no length.
+        // If all values are zero, bars have no length.
         let unit = if self.largest > 0.0 { BARS_WIDTH / self.largest } else { 0.0 };
         let place = |value: f64| BARS_X + (value * unit).clamp(0.0, BARS_WIDTH);
         for (number, row) in self.rows.iter().enumerate() {
@@ -157,7 +157,7 @@ fn line(out: &mut String, class: &str, from: (f64, f64), to: (f64, f64)) {
     );
 }
 
-/// As text of an XML document.
+/// Escapes text for an XML document.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -177,11 +177,11 @@ fn escaped(text: &str) -> String {
 pub(crate) mod tests {
     use super::*;
 
-    /// An element: its name and attributes, in the order in which they begin.
+    /// An element: its name and attributes, in document order.
     pub(crate) type Element = (String, Vec<(String, String)>);
 
-    /// Reads a document as strictly as this module needs: every element ends, attributes are quoted and differ, no stray
-    /// `<` or `&`. Panics if it is not well-formed.
+    /// Parses a document as strictly as this module needs: every element ends, attributes are quoted and unique, no stray `<`
+    /// or `&`. Panics if it is not well-formed.
     pub(crate) fn elements(document: &str) -> Vec<Element> {
         let (mut found, mut open, mut rest) = (Vec::new(), Vec::new(), document.trim_end());
         while !rest.is_empty() {

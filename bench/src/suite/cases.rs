@@ -1,4 +1,4 @@
-//! What the suite measures, and the targets.
+//! The cases of the suite, and the targets.
 
 use crate::load::figure::Figure;
 use crate::load::{BURST_WRITE_BYTES, Contender, Mix, Plan, Report, Security, Workload};
@@ -6,7 +6,7 @@ use crate::load::{BURST_WRITE_BYTES, Contender, Mix, Plan, Report, Security, Wor
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// How much is measured.
+/// The extent of the measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Effort {
     pub(crate) runs: u32,
@@ -20,20 +20,20 @@ impl Effort {
     }
 }
 
-/// What Forebay is compared with.
+/// The servers that Forebay is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Peer {
-    /// The best of the Sambas.
+    /// The best of the Samba variants.
     Samba,
-    /// The best of the floors with names that begin so.
+    /// The best of the floors with this name prefix.
     Floor(&'static str),
-    /// No peer: the figure itself has the bound.
+    /// No peer: the bound applies to the figure itself.
     None,
-    /// Forebay with fewer connections, the best of them.
+    /// Forebay with fewer connections, the best of those runs.
     Fewer,
 }
 
-/// A bound of a ratio.
+/// A bound on a ratio.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Bound {
     AtLeast(f64),
@@ -50,18 +50,18 @@ pub(crate) struct Goal {
 
 /// One workload with its sizes.
 pub(crate) struct Case {
-    /// Of its files.
+    /// Name of its files.
     pub(crate) name: &'static str,
     pub(crate) plan: Plan,
     pub(crate) servers: Vec<Contender>,
     pub(crate) runs: u32,
     pub(crate) goals: Vec<Goal>,
-    /// Numbers of connections that are measured one after the other instead of the plan's.
+    /// Numbers of connections to measure one after the other instead of the plan's.
     pub(crate) connections: Vec<usize>,
 }
 
 impl Case {
-    /// The name of one report of this case.
+    /// The name of one of this case's reports.
     pub(crate) fn name_of(&self, report: &Report) -> String {
         if self.connections.is_empty() {
             return self.name.to_owned();
@@ -160,7 +160,7 @@ impl Maker {
         }
     }
 
-    /// Three times as long as the others: the burst takes a third of the time.
+    /// Three times as long as the others, because the burst takes a third of the time.
     fn mixed(&self) -> Plan {
         let seconds = self.effort.seconds * 3.0;
         let mix = Mix {
@@ -174,7 +174,7 @@ impl Maker {
         Plan { seconds, mix: Some(mix), ..self.plan(Workload::Mixed, 256 * KIB, 4, 1) }
     }
 
-    /// Forebay, the Sambas and some floors.
+    /// Forebay, the Samba variants and some floors.
     fn case(&self, name: &'static str, plan: Plan, floors: &[Contender]) -> Case {
         let mut servers = vec![Contender::Forebay, Contender::Samba];
         if !self.effort.is_quick {

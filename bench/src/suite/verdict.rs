@@ -1,4 +1,4 @@
-//! Figures beside targets.
+//! Compares figures with targets.
 
 use std::fmt::Write;
 
@@ -79,7 +79,7 @@ fn last(case: &Case) -> usize {
     case.connections.last().copied().unwrap_or_default()
 }
 
-/// The value that is lowest in comparison with the best one before it or itself, and that best one.
+/// The value that is lowest relative to the best value up to and including it, and that best value.
 fn worst_step(values: &[f64]) -> Option<(f64, f64)> {
     let mut best = 0.0_f64;
     let steps = values.iter().map(|&value| {

@@ -17,7 +17,7 @@ struct Rule {
     action: String,
 }
 
-/// Names that the profile allows, with whatever arguments.
+/// Names that the profile allows, regardless of arguments.
 pub(super) fn read(path: &Path) -> Result<BTreeSet<String>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
     let profile: Profile =

@@ -1,4 +1,4 @@
-//! Counting with `perf stat`: the kernel counts by itself, and the server runs on as before.
+//! Counting with `perf stat`: the kernel counts, and does not stop the server.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -14,7 +14,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::{Beside, COUNTER_DEADLINE, Count, Counts, interrupt, kill};
 
-/// Where the kernel lists what it can count.
+/// Where the kernel lists its events.
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing/events", "/sys/kernel/debug/tracing/events"];
 
 const CALL: &str = "syscalls:sys_enter_";
@@ -22,21 +22,22 @@ const FUTEX: &str = "syscalls:sys_enter_futex";
 const SUBMISSION: &str = "io_uring:io_uring_submit_req";
 const CONTENTION: &str = "lock:contention_begin";
 
-/// The operations of futex(2) that wait: FUTEX_WAIT (0), FUTEX_LOCK_PI (6) and FUTEX_WAIT_BITSET (9), also with FUTEX_PRIVATE_FLAG
-/// (128) and FUTEX_CLOCK_REALTIME (256).
+/// The operations of futex(2) that wait: FUTEX_WAIT (0), FUTEX_LOCK_PI (6) and FUTEX_WAIT_BITSET (9), also with
+/// FUTEX_PRIVATE_FLAG (128) and FUTEX_CLOCK_REALTIME (256).
 const WAITS: [u32; 3] = [0, 6, 9];
 const WAIT_FLAGS: [u32; 4] = [0, 128, 256, 384];
 
-/// Several `perf stat`: one process may not open as many events as there are system calls and threads.
+/// Several `perf stat` processes: one process cannot open as many events as there are combinations of system calls and
+/// threads.
 pub(super) struct Perf {
     /// Each counts a part of the system calls.
     calls: Vec<Stat>,
-    /// Counts what is not a system call, and the futex calls once more, as far as they wait.
+    /// Counts events other than system calls and, once more, the futex calls that wait.
     beside: Stat,
 }
 
 impl Perf {
-    /// Counts what the threads of a process do from now on.
+    /// Counts the activity of a process's threads from now on.
     pub(super) fn start(pid: u32, scratch: &Path) -> Result<Self> {
         let tracefs = TRACEFS.iter().map(Path::new).find(|folder| folder.join("syscalls").is_dir());
         let tracefs = tracefs.context(
@@ -51,7 +52,7 @@ impl Perf {
             }
         }
         events.sort();
-        // One descriptor for each event and thread, and some to spare.
+        // One descriptor for each event and thread, plus some spare.
         let threads = fs::read_dir(format!("/proc/{pid}/task"))?.count();
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX).min(1 << 20) as usize;
         let at_once = (descriptors / threads.max(1) * 8 / 10).max(1);
@@ -103,7 +104,7 @@ impl Count for Perf {
     }
 }
 
-/// One `perf stat`.
+/// One `perf stat` process.
 struct Stat {
     child: Child,
     control: File,
@@ -112,7 +113,7 @@ struct Stat {
 }
 
 impl Stat {
-    /// Attaches to the threads of a process without counting. `filter` is for the last event.
+    /// Attaches to the threads of a process without counting. `filter` applies to the last event.
     fn start(pid: u32, folder: PathBuf, events: &[String], filter: Option<&str>) -> Result<Self> {
         fs::create_dir(&folder)?;
         let (control, acknowledged) = (fifo(&folder.join("control"))?, fifo(&folder.join("acknowledged"))?);
@@ -137,7 +138,7 @@ impl Stat {
         Ok(Self { child, control, acknowledged, folder })
     }
 
-    /// Has it do something, and waits until it is done.
+    /// Sends a command to it, and waits until it is complete.
     fn command(&mut self, what: &str) -> Result<()> {
         self.control.write_all(format!("{what}\n").as_bytes())?;
         let deadline = Instant::now() + COUNTER_DEADLINE;
@@ -160,7 +161,7 @@ impl Stat {
         }
     }
 
-    /// Ends it; what it has counted.
+    /// Ends it and returns its counts.
     fn finish(&mut self) -> Result<String> {
         interrupt(&mut self.child).context("end perf")?;
         fs::read_to_string(self.folder.join("counts")).context("read what perf counted")
@@ -173,14 +174,14 @@ impl Drop for Stat {
     }
 }
 
-/// A FIFO with both ends open, so that no call waits for the other side.
+/// A FIFO with both ends open, so that no call blocks on the other side.
 fn fifo(path: &Path) -> Result<File> {
     mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     Ok(OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?)
 }
 
-/// What some threads did.
+/// A count of some threads.
 #[derive(Debug, PartialEq, Eq)]
 struct ByThread {
     /// Their name, without a number.
@@ -189,13 +190,13 @@ struct ByThread {
     count: u64,
 }
 
-/// Reads lines of `name-thread,count,unit,event,…`.
+/// Parses lines of `name-thread,count,unit,event,…`.
 fn parse(text: &str) -> Vec<ByThread> {
     let mut counts = Vec::new();
     for line in text.lines() {
         let fields: Vec<&str> = line.split(',').collect();
         let &[thread, count, _, event, ..] = &fields[..] else { continue };
-        // `<not counted>` where the thread has not run.
+        // `<not counted>` if the thread has not run.
         let count = count.parse().unwrap_or(0);
         let name = thread.trim().rsplit_once('-').map_or(thread, |(name, _)| name);
         let threads = name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-').to_owned();

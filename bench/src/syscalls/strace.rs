@@ -11,14 +11,14 @@ use anyhow::{Context, Result, bail};
 
 use super::{COUNTER_DEADLINE, Count, Counts, interrupt, kill};
 
-/// A `strace -c`.
+/// A `strace -c` process.
 pub(super) struct Strace {
     child: Child,
     out: PathBuf,
 }
 
 impl Strace {
-    /// Counts what the threads of a process do from now on.
+    /// Counts the activity of a process's threads from now on.
     pub(super) fn start(pid: u32, scratch: &Path) -> Result<Self> {
         let (out, said) = (scratch.join("counts"), scratch.join("strace.log"));
         let mut command = Command::new("strace");
@@ -34,7 +34,7 @@ impl Strace {
         let deadline = Instant::now() + COUNTER_DEADLINE;
         loop {
             let text = std::fs::read_to_string(&said).unwrap_or_default();
-            // "strace: Process 123 attached with 5 threads", when it has all of them.
+            // strace prints "strace: Process 123 attached with 5 threads" once it has attached to all of them.
             if text.contains(" attached") && text.ends_with('\n') {
                 return Ok(strace);
             }
@@ -64,7 +64,7 @@ impl Drop for Strace {
     }
 }
 
-/// Reads lines of a count and a name, between rules.
+/// Parses lines of a count and a name, between rules.
 fn parse(text: &str) -> BTreeMap<String, u64> {
     let mut calls = BTreeMap::new();
     for line in text.lines() {

@@ -441,7 +441,7 @@ impl On {
         Ok(Place::Here(Box::new(stage)))
     }
 
-    /// `smb_direct`: the nodes' kernels have it.
+    /// `smb_direct`: whether the nodes' kernels have it.
     fn stage(&self, smb_direct: bool, table: &mut Table) -> Result<Place> {
         let mut nodes = cluster::plan(&self.nodes)?;
         nodes.iter_mut().for_each(|node| node.smb_direct = smb_direct);

@@ -1,4 +1,4 @@
-//! smbclient, impacket, smbprotocol, and raw SMB1: the checks are in `foreign/clients.py`.
+//! smbclient, impacket, smbprotocol, and raw SMB1. The checks are in `foreign/clients.py`.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,10 @@ use super::known::Outcome;
 use super::room::Room;
 use super::target::Target;
 
-/// Time for one group.
+/// Time limit of one group.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Puts the checks, and what they need to know, where the room has them.
+/// Writes the checks and their parameters into the room's folder.
 pub(super) fn write(work: &Path, target: &Target) -> Result<()> {
     write_checks(work)?;
     target.write_json(&work.join("target.json"))
@@ -23,7 +23,7 @@ fn write_checks(work: &Path) -> Result<()> {
     Ok(fs::write(work.join("clients.py"), include_str!("../../foreign/clients.py"))?)
 }
 
-/// The groups: those of a group run one after the other, in one lane.
+/// The groups. The checks of a group run one after the other, in one lane.
 pub(super) fn groups(room: &mut Room, work: &Path) -> Result<Vec<String>> {
     write_checks(work)?;
     let done = room.run(&["python3", "/scratch/clients.py", "--groups"], LIMIT)?;

@@ -1,4 +1,4 @@
-//! Our own server, natively, with two volumes in a folder of its own.
+//! Our own server, running natively, with two volumes in its own folder.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::images::product;
 /// How long the admin API may take to answer.
 const ADMIN_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Starts `forebay-server` below `work` with a pool in the folder `pool`, and makes both volumes.
+/// Starts `forebay-server` below `work` with a pool in the folder `pool`, and creates both volumes.
 pub(super) fn start(work: &Path, pool: &Path, volume: Share, other: Share) -> Result<(Target, Server)> {
     let binary = product::binaries()?.join("forebay-server");
     if !binary.exists() {
@@ -63,7 +63,7 @@ fn make_volumes(socket: &Path, shares: [&Share; 2]) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display()))?.timeout(ADMIN_DEADLINE);
-        // The SMB port may be open a moment earlier than the admin socket.
+        // The SMB port may open a moment earlier than the admin socket.
         let deadline = Instant::now() + ADMIN_DEADLINE;
         let channel = loop {
             match endpoint.connect().await {

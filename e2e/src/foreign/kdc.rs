@@ -1,4 +1,4 @@
-//! A KDC of a lane's own (MIT's, Debian's krb5-kdc), so that users of our server can log on by Kerberos.
+//! A lane's own KDC (MIT's, from Debian's krb5-kdc), so that users of our server can log on with Kerberos.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -11,23 +11,23 @@ use super::target::{Principal, Share, private};
 use crate::cache::Cache;
 use crate::{native, rundir};
 
-/// Our server in the realm of `foreign/kdc.sh`.
+/// Our server's principal in the realm of `foreign/kdc.sh`.
 pub(super) const PRINCIPAL: Principal = Principal { name: "server.forebay.test", realm: "FOREBAY.TEST" };
 
-/// Time to make the realm.
+/// Time limit for creating the realm.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The server's keytab, in the folder of a lane.
+/// The server's keytab in a lane's folder.
 pub(super) fn keytab(work: &Path) -> PathBuf {
     work.join("kdc/server.keytab")
 }
 
-/// The KDC. Ended when dropped.
+/// The KDC. Stopped when dropped.
 #[derive(Debug)]
 pub(super) struct Kdc(Child);
 
 impl Kdc {
-    /// Makes the realm with these users, and starts the KDC in this thread's network.
+    /// Creates the realm with these users, and starts the KDC in this thread's network namespace.
     pub(super) fn start(cache: &Cache, room: &mut Room, work: &Path, users: [&Share; 2]) -> Result<Self> {
         let users: String =
             users.iter().map(|share| format!("{} {}\n", share.user, share.password)).collect();

@@ -1,4 +1,4 @@
-//! The lists of known failures and of unsteady tests. An unexpected pass is an error, too, so that they can only shrink.
+//! The lists of known failures and of unsteady tests. An unexpected pass is an error, too, so the lists can only shrink.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,11 @@ use anyhow::{Context, Result, bail, ensure};
 /// How a test ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// As its author wanted.
+    /// As its author intended.
     Pass,
-    /// It did not, for this reason: assertion, crash, or time.
+    /// It failed for this reason: assertion, crash, or timeout.
     Fail(String),
-    /// It did not run, for this reason: it misses something in the server, says the suite.
+    /// It did not run, for this reason: according to the suite, the server lacks a feature.
     Skip(String),
 }
 
@@ -22,17 +22,17 @@ enum Expected {
     Skip,
 }
 
-/// What the list says of a test.
+/// A test's entry in the list.
 #[derive(Debug)]
 struct Entry {
     expected: Expected,
-    /// Why that is so.
+    /// Why the test ends like this.
     reason: String,
-    /// What the suite says then: a part of it.
+    /// A part of the suite's message in that case.
     says: String,
 }
 
-/// Shorter texts are in too many failures.
+/// Shorter texts occur in too many failures.
 const SAYS_MIN: usize = 6;
 
 /// Tests that are expected not to pass, each with a reason.
@@ -41,22 +41,22 @@ pub(super) struct KnownFailures {
     tests: BTreeMap<String, Entry>,
 }
 
-/// A result and what was expected of it.
+/// A result, compared with its expectation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Passed, as it should.
+    /// Passed, as expected.
     Passed,
-    /// Failed or was skipped, as the list says.
+    /// Failed or was skipped, as listed.
     Known,
-    /// Failed or was skipped, and the list does not say so.
+    /// Failed or was skipped, but is not listed.
     Unexpected,
-    /// Failed or was skipped as the list says, but for something else: another defect may hide behind the listed one.
+    /// Failed or was skipped as listed, but with another message: another defect may hide behind the listed one.
     Different,
-    /// On the list, and not as the list says: strike it out.
+    /// Listed, but did not end as listed: remove it from the list.
     Stale,
 }
 
-/// Lines of a list with their numbers, without empty ones and comments.
+/// Lines of a list with their numbers, without empty lines and comments.
 fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     text.lines()
         .enumerate()
@@ -65,8 +65,8 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 impl KnownFailures {
-    /// Reads the list. A line is `fail TEST: REASON` or `skip TEST: REASON`; the indented line below it is a part of what the suite
-    /// says then. Empty lines and `#` comments are free.
+    /// Reads the list. A line is `fail TEST: REASON` or `skip TEST: REASON`; the indented line below it is a part of the
+    /// suite's message in that case. Empty lines and `#` comments are ignored.
     pub(super) fn parse(text: &str) -> Result<Self> {
         let mut tests = BTreeMap::new();
         let mut lines = lines(text).peekable();
@@ -114,19 +114,19 @@ impl KnownFailures {
         self.tests.get(test).map(|entry| entry.reason.as_str())
     }
 
-    /// What the list expects it to say.
+    /// The message that the list expects.
     pub(super) fn says(&self, test: &str) -> Option<&str> {
         self.tests.get(test).map(|entry| entry.says.as_str())
     }
 
-    /// Listed tests that are none of these: they were renamed or removed.
+    /// Listed tests that are not among these: they were renamed or removed.
     pub(super) fn absent<'a>(&'a self, tests: &[String]) -> Vec<&'a str> {
         absent(&self.tests, tests)
     }
 }
 
-/// Tests that fail on a machine that does not run for a moment, each with its cause: one that fails is run again with nothing
-/// beside it.
+/// Tests that fail if the machine stalls for a moment, each with its cause. A failed one is run again with nothing in
+/// parallel.
 #[derive(Debug, Default)]
 pub(super) struct Unsteady {
     tests: BTreeMap<String, String>,
@@ -136,7 +136,7 @@ impl Unsteady {
     /// The list's name.
     pub(super) const NAME: &str = "unsteady.txt";
 
-    /// The list of this tree.
+    /// The list in this source tree.
     pub(super) fn of_this_tree() -> Result<Self> {
         Self::parse(include_str!("../../foreign/unsteady.txt"))
     }
@@ -160,13 +160,13 @@ impl Unsteady {
         self.tests.get(test).map(String::as_str)
     }
 
-    /// Listed tests that are none of these.
+    /// Listed tests that are not among these.
     pub(super) fn absent<'a>(&'a self, tests: &[String]) -> Vec<&'a str> {
         absent(&self.tests, tests)
     }
 }
 
-/// With more than this the cause is the runner.
+/// With more than this many, the cause is the runner.
 const UNSTEADY_MAX: usize = 8;
 
 fn absent<'a, T>(listed: &'a BTreeMap<String, T>, tests: &[String]) -> Vec<&'a str> {

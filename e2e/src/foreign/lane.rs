@@ -1,4 +1,4 @@
-//! A lane: a network, a server and a room of its own, in which one job runs after the other.
+//! A lane: a separate network, server and room, in which jobs run one after the other.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,20 +14,20 @@ use super::target::{Server, Share, Target};
 use super::{Options, ServerKind, clients, forebay, network, password, samba, torture};
 use crate::cache::Cache;
 
-/// The name of the lane in which tests run again, with nothing beside them.
+/// Name of the lane in which tests are rerun with nothing in parallel.
 pub(super) const AGAIN: &str = "again";
 
-/// What a lane does at a time.
+/// A unit of work of a lane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Job {
-    /// One test of smbtorture.
+    /// One smbtorture test.
     Torture(String),
     /// A group of `clients.py`: the checks of one client with one way to protect its traffic.
     Clients(String),
 }
 
 impl Job {
-    /// Whether it is begun before the others: it waits for most of its time.
+    /// Whether to start it before the others: it spends most of its time waiting.
     pub(super) fn is_slow(&self) -> bool {
         matches!(self, Self::Torture(test) if torture::is_slow(test))
     }
@@ -44,11 +44,11 @@ pub(super) struct TestResult {
     pub(super) took: Duration,
 }
 
-/// A lane that is open.
+/// An open lane.
 pub(super) struct Lane<'a> {
     options: &'a Options,
     work: PathBuf,
-    // Before the server: it holds what may still use it.
+    // Dropped before the server: it contains processes that may still use the server.
     room: Room,
     target: Target,
     server: Server,
@@ -58,12 +58,12 @@ pub(super) struct Lane<'a> {
 }
 
 impl<'a> Lane<'a> {
-    /// Opens it for this thread, which is in a network of its own from now on. `work` is its folder.
+    /// Opens the lane for this thread, which moves into a new network namespace. `work` is the lane's folder.
     ///
-    /// This thread must live as long as the lane: the server ends with it.
+    /// This thread must live as long as the lane: the kernel kills the server when it ends.
     pub(super) fn open(options: &'a Options, cache: &Cache, work: &Path) -> Result<Self> {
         fs::create_dir_all(work)?;
-        // Samba's users must be able to pass.
+        // Samba's users must be able to traverse it.
         fs::set_permissions(work, std::os::unix::fs::PermissionsExt::from_mode(0o711))?;
         network::enter()?;
         let volume = Share { share: "volume".into(), user: "alice".into(), password: password()? };
@@ -87,12 +87,12 @@ impl<'a> Lane<'a> {
         Ok(Self { options, work: work.to_owned(), room, target, server, _kdc: kdc, _disk: disk })
     }
 
-    /// Its name: that of its folder.
+    /// Its name, which is its folder's name.
     pub(super) fn name(&self) -> String {
         self.work.file_name().unwrap_or_default().display().to_string()
     }
 
-    /// Runs a job to its end. An error where the server did not survive it.
+    /// Runs a job to completion. Fails if the server did not survive it.
     pub(super) fn run(&mut self, job: &Job) -> Result<Vec<TestResult>> {
         let started = Instant::now();
         let outcomes = match job {
@@ -106,11 +106,11 @@ impl<'a> Lane<'a> {
         Ok(outcomes.into_iter().map(|(test, outcome)| TestResult { test, outcome, took }).collect())
     }
 
-    /// One test of smbtorture, its whole output kept where that is asked for.
+    /// Runs one smbtorture test, and stores its whole output if the options require it.
     fn torture(&mut self, test: &str) -> Result<Outcome> {
         let (outcome, output) = torture::run(&mut self.room, &self.target, test)?;
         if let Some(logs) = &self.options.logs {
-            // Where it runs again, both are kept.
+            // If the test is rerun, both outputs are stored.
             let ending = if self.name() == AGAIN { "again.log" } else { "log" };
             let log = logs.join(format!("{}.{ending}", test.replace([' ', '/'], "_")));
             fs::write(log, output)?;
@@ -118,7 +118,7 @@ impl<'a> Lane<'a> {
         Ok(outcome)
     }
 
-    /// Closes it; the end of its server's log. The whole log is kept where that is asked for.
+    /// Closes the lane and returns the end of its server's log. Stores the whole log if the options require it.
     pub(super) fn close(self) -> Result<String> {
         let tail = self.server.log_tail();
         if let Some(logs) = &self.options.logs {

@@ -1,8 +1,8 @@
-//! Foreign suites and clients against a server: smbtorture, smbclient, impacket, smbprotocol.
+//! Third-party suites and clients against a server: smbtorture, smbclient, impacket, smbprotocol.
 //!
-//! They come from the nodes' root and run natively, without a guest, in several lanes beside each other: each has a network and
-//! a server of its own. What fails or is skipped must be on the list of known failures with its reason and with what it says;
-//! what is on the list and passes fails the run, too.
+//! They come from the nodes' root file system and run natively, without a guest, in several parallel lanes, each with its own
+//! network and server. Every failed or skipped test must be on the list of known failures with its reason and its message. A
+//! listed test that passes also fails the run.
 
 mod clients;
 mod forebay;
@@ -56,20 +56,20 @@ impl ServerKind {
     }
 }
 
-/// What is asked of a run.
+/// Options of a run.
 #[derive(Debug)]
 pub struct Options {
     /// Only tests with a name that contains this.
     pub filter: String,
     /// The server.
     pub server: ServerKind,
-    /// Where the suites' whole output goes, a file per test, and the servers' logs; nowhere if there is no such folder.
+    /// Folder for the suites' whole output, one file per test, and the servers' logs. `None` stores nothing.
     pub logs: Option<PathBuf>,
-    /// How many lanes run beside each other.
+    /// Number of parallel lanes.
     pub lanes: usize,
 }
 
-/// Runs what is asked; whether all went as it should. Needs root, for changing root.
+/// Runs the selected tests. Returns whether all results were as expected. Needs root, for chroot.
 pub fn run(options: &Options) -> Result<bool> {
     if !host::is_root() {
         bail!("foreign suites change root, which needs root; run this with sudo");
@@ -80,17 +80,17 @@ pub fn run(options: &Options) -> Result<bool> {
         fs::create_dir_all(logs).with_context(|| format!("--logs {}", logs.display()))?;
     }
     let cache = Cache::open()?;
-    // From inside a lane nothing can be fetched.
+    // Inside a lane nothing can be downloaded.
     native::prepare(&cache)?;
     let rundir = RunDir::create(&format!("foreign-{}", std::process::id()))?;
-    // Samba's users must be able to pass.
+    // Samba's users must be able to traverse it.
     fs::set_permissions(rundir.scratch(), std::os::unix::fs::PermissionsExt::from_mode(0o711))?;
     let result = run_in(options, &cache, rundir.scratch(), &mut verdicts);
     empty(rundir.scratch())?;
     result.map(|()| verdicts.report(&options.filter))
 }
 
-/// Removes a folder in which processes that have been asked to end may still remove files of theirs.
+/// Removes a folder while processes that were asked to end may still be removing their own files in it.
 fn empty(folder: &Path) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while let Err(error) = fs::remove_dir_all(folder) {
@@ -112,7 +112,7 @@ fn run_in(options: &Options, cache: &Cache, folder: &Path, verdicts: &mut Verdic
         let mut room = Room::enter(cache, &work)?;
         let tests = torture::tests(&mut room)?;
         verdicts.know(&tests);
-        // Of a pool without XFS the list of known failures does not speak.
+        // The list of known failures does not apply to a pool without XFS.
         let without_xfs = options.server == ServerKind::Forebay && forebay_testing::may_miss(Need::Xfs);
         let tests = tests
             .into_iter()
@@ -125,7 +125,7 @@ fn run_in(options: &Options, cache: &Cache, folder: &Path, verdicts: &mut Verdic
     let lanes = options.lanes.clamp(1, LANES_MAX);
     let folders: Vec<PathBuf> = (1..=lanes).map(|lane| folder.join(format!("lane-{lane}"))).collect();
     beside_each_other(options, cache, &folders, jobs, verdicts)?;
-    // Once more and with nothing beside them: only those of which the list says that they race, and why.
+    // Rerun with nothing in parallel, but only tests that the list marks as racy, with the cause.
     let again = verdicts.to_be_run_again();
     if !again.is_empty() {
         let jobs = again.into_iter().map(Job::Torture).collect();
@@ -171,7 +171,7 @@ fn beside_each_other(
                 scope.spawn(move || {
                     let result = work(folder);
                     if result.is_err() {
-                        // The others end with what they have begun.
+                        // The other lanes finish the jobs that they have started.
                         queue.lock().unwrap_or_else(PoisonError::into_inner).clear();
                     }
                     result
@@ -186,7 +186,7 @@ fn beside_each_other(
     })
 }
 
-/// Results, in the order of the jobs: those that come early wait for those before them.
+/// Results in the order of the jobs: early results wait for those before them.
 struct InOrder<'a> {
     waiting: Vec<Option<(String, Vec<TestResult>)>>,
     next: usize,
@@ -209,7 +209,7 @@ impl<'a> InOrder<'a> {
     }
 }
 
-/// A password made up for this run.
+/// A random password for this run.
 fn password() -> Result<String> {
     let mut bytes = [0; 12];
     fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;

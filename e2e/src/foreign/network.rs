@@ -1,5 +1,5 @@
-//! The network of a lane: a namespace with nothing but a loopback, so that suites may block connections by rules of
-//! their own, and every port is free.
+//! A lane's network: a namespace that contains only a loopback device, so that suites can block connections with their own
+//! rules and every port is free.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -9,15 +9,15 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// Makes the namespace usable, and holds it until this thread is in it. What is received is acknowledged at once: smbtorture
-/// blocks a channel right after an answer came by it, and where the acknowledgment of that was still delayed, nothing new goes
-/// out on it any more, a break least of all.
+/// Sets up the namespace and holds it until this thread has entered it. Received data is acknowledged immediately: smbtorture
+/// blocks a channel right after a response arrived on it. If its acknowledgment were still delayed, the server could not send
+/// anything new on the channel, in particular no break.
 const HOLD: &str = "ip link set lo up
 ip route replace table local local 127.0.0.1 dev lo proto kernel scope host src 127.0.0.1 quickack 1
 echo ready
 exec cat";
 
-/// Moves this thread into a new namespace. What it starts from then on is there, too; other threads stay where they are.
+/// Moves this thread into a new namespace. Its future children are there, too; other threads stay where they are.
 pub(super) fn enter() -> Result<()> {
     let mut holder = Command::new("unshare")
         .args(["--net", "--", "sh", "-euc", HOLD])
@@ -39,7 +39,7 @@ pub(super) fn enter() -> Result<()> {
             }),
         _ => Err(anyhow::anyhow!("the loopback of a new network namespace does not come up")),
     };
-    // The end of its standard input is its own.
+    // It ends when its standard input is closed.
     drop(holder.stdin.take());
     let mut complaint = String::new();
     if let Some(mut errors) = holder.stderr.take() {

@@ -1,5 +1,5 @@
-//! One long-lived shell in the nodes' root file system, that runs one command after the other: changing root costs
-//! more than most of the tests.
+//! One long-lived shell in the nodes' root file system that runs commands one after the other: chroot takes longer than most
+//! of the tests.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::cache::Cache;
 use crate::{native, rundir};
 
-/// Reads a number per line, runs that job under its time limit, and answers with its status.
+/// Reads a job number per line, runs that job under its time limit, and prints its status.
 const WORKER: &str = r#"
 while read -r number seconds; do
     timeout --kill-after=3 "$seconds" sh "jobs/$number" > "jobs/$number.out" 2>&1 < /dev/null
@@ -20,17 +20,17 @@ while read -r number seconds; do
 done
 "#;
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 pub(super) struct Done {
-    /// Its status; 124 if its time was over (137 if it had to be killed for it).
+    /// Its exit status; 124 after a timeout (137 if it had to be killed).
     pub(super) status: i32,
-    /// What it said on standard output and standard error.
+    /// Its standard output and standard error.
     pub(super) output: String,
 }
 
 impl Done {
-    /// Whether its time was over.
+    /// Whether it timed out.
     pub(super) fn timed_out(&self) -> bool {
         matches!(self.status, 124 | 137)
     }
@@ -61,7 +61,7 @@ impl Room {
         Ok(Self { work: work.to_owned(), shell, jobs, answers, next: 0 })
     }
 
-    /// Runs a command to its end, or to the end of its time.
+    /// Runs a command to completion or until its time limit.
     pub(super) fn run(&mut self, argv: &[&str], limit: Duration) -> Result<Done> {
         let number = self.next;
         self.next += 1;

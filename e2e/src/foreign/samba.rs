@@ -1,4 +1,4 @@
-//! Samba's own server in the nodes' root: what the runner and its checks are held to.
+//! Samba's own server in the nodes' root file system: a reference for the runner and its checks.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -51,9 +51,9 @@ pub(super) fn start(cache: &Cache, work: &Path, volume: Share, other: Share) -> 
     let log = folder.join("output");
     let output = File::create(&log)?;
     let child = native::command(cache, work, &["sh".into(), "-euc".into(), START.into()])?
-        // At its end it ends all of its process group: this process is in another one.
+        // When it ends it kills its whole process group, so this process must be in another one.
         .process_group(0)
-        // smbd ends when its standard input does: with this process, however that ends.
+        // smbd ends when its standard input is closed, and therefore with this process, regardless of how that ends.
         .stdin(Stdio::piped())
         .stdout(output.try_clone()?)
         .stderr(output)

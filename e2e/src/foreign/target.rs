@@ -14,20 +14,20 @@ use serde_json::json;
 
 use crate::rundir;
 
-/// How long a server may take until it listens.
+/// Time limit until a server listens.
 const START_DEADLINE: Duration = Duration::from_secs(60);
 
-/// Where it listens: some tests know no other port.
+/// Its port: some tests support no other.
 const PORT: u16 = 445;
 
-/// A share and the user that may use it.
+/// A share and the user with access to it.
 #[derive(Clone)]
 pub(super) struct Share {
     /// The share's name.
     pub(super) share: String,
     /// The user.
     pub(super) user: String,
-    /// The password. Made up for the run; still never in an argument.
+    /// The password. Random for each run, but still never passed as an argument.
     pub(super) password: String,
 }
 
@@ -37,10 +37,10 @@ impl fmt::Debug for Share {
     }
 }
 
-/// What a server is to Kerberos.
+/// The server's Kerberos identity.
 #[derive(Debug, Clone)]
 pub(super) struct Principal {
-    /// The name by which clients mean it: Samba's take no tickets for addresses.
+    /// The name under which clients address it: Samba's clients request no tickets for IP addresses.
     pub(super) name: &'static str,
     /// The realm.
     pub(super) realm: &'static str,
@@ -51,13 +51,13 @@ pub(super) struct Principal {
 pub(super) struct Target {
     /// Its address.
     pub(super) host: String,
-    /// Its name and realm, where users can log on by Kerberos.
+    /// Its name and realm, if users can log on with Kerberos.
     pub(super) kerberos: Option<Principal>,
     /// Its TCP port.
     pub(super) port: u16,
     /// The share that the tests use.
     pub(super) volume: Share,
-    /// Another one, with other credentials.
+    /// Another share with other credentials.
     pub(super) other: Share,
 }
 
@@ -67,12 +67,12 @@ impl Target {
         Self { host: Ipv4Addr::LOCALHOST.to_string(), kerberos: None, port: PORT, volume, other }
     }
 
-    /// Writes credentials as Samba's tools read them with `-A`.
+    /// Writes credentials in the format that Samba's tools read with `-A`.
     pub(super) fn write_auth(&self, path: &Path) -> Result<()> {
         private(path, &format!("username={}\npassword={}\n", self.volume.user, self.volume.password))
     }
 
-    /// Writes everything for `clients.py`.
+    /// Writes all parameters for `clients.py`.
     pub(super) fn write_json(&self, path: &Path) -> Result<()> {
         let share =
             |share: &Share| json!({ "share": share.share, "user": share.user, "password": share.password });
@@ -83,7 +83,7 @@ impl Target {
         private(path, &target.to_string())
     }
 
-    /// Waits until the server listens; `server` must not end before.
+    /// Waits until the server listens. Fails if `server` ends before that.
     pub(super) fn wait(&self, server: &mut Server) -> Result<()> {
         let address: SocketAddr = format!("{}:{}", self.host, self.port).parse()?;
         let deadline = Instant::now() + START_DEADLINE;
@@ -111,7 +111,7 @@ pub(super) fn private(path: &Path, text: &str) -> Result<()> {
     file.write_all(text.as_bytes()).with_context(|| format!("write {}", path.display()))
 }
 
-/// A server's process; ended when dropped.
+/// A server's process. Ended when dropped.
 #[derive(Debug)]
 pub(super) struct Server {
     child: Child,
@@ -119,7 +119,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Takes charge of a started server that logs to this file.
+    /// Takes ownership of a started server that logs to this file.
     pub(super) fn new(child: Child, log: &Path) -> Self {
         rundir::guard_process(child.id());
         Self { child, log: log.to_owned() }
@@ -146,7 +146,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Politely first: a server that is killed leaves its children to notice by themselves.
+        // SIGTERM first: a killed server leaves its children running until they detect it.
         if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }

@@ -1,4 +1,4 @@
-//! smbtorture, one test per process: one that hangs or crashes takes no other with it.
+//! smbtorture, one process per test: a test that hangs or crashes does not affect the others.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use super::known::Outcome;
 use super::room::{Done, Room};
 use super::target::Target;
 
-/// The suites that are run, by the beginning of their tests' names. A name that ends in a dot is all that begin with it. Not among them
-/// (docs/internals/foreign.md): those that need a server configured by Samba's selftest, and those that measure.
+/// The suites to run, as prefixes of test names. A name that ends in a dot selects all tests with that prefix. Not included
+/// (docs/internals/foreign.md): suites that need a server configured by Samba's selftest, and benchmarks.
 const SUITES: &[&str] = &[
     "smb2.connect",
     "smb2.tcon",
@@ -66,20 +66,20 @@ const SUITES: &[&str] = &[
     "smb2.acls_non_canonical.",
 ];
 
-/// Tests that measure instead of judge: they run for as long as they are let.
+/// Benchmarks: they run until they are stopped.
 const BENCHES: &[&str] = &["smb2.create.bench-path-contention-shared", "smb2.rename.rename_dir_bench"];
 
-/// Tests that judge in which order messages on two connections are read. Two breaks are to be there before the interim response to
-/// another client, which no server can promise.
+/// Tests that check in which order messages on two connections are read. They expect two breaks before the interim response
+/// to another client, which no server can guarantee.
 const RACES: &[&str] = &["smb2.lease.two-leases"];
 
-/// Tests in which tickets of Kerberos expire, by the beginning of their names. They wait for that.
+/// Tests in which Kerberos tickets expire, as a prefix of their names. They wait for the expiry.
 const KERBEROS: &str = "smb2.session.expire";
 
-/// Time for one test.
+/// Time limit of one test.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Tests that honestly take longer: they make thousands of files, or sleep.
+/// Tests that legitimately take longer: they create thousands of files, or sleep.
 const SLOW: &[(&str, Duration)] = &[
     ("smb2.dir.large-files", Duration::from_secs(240)),
     ("smb2.dir.1kfiles_rename", Duration::from_secs(180)),
@@ -87,13 +87,13 @@ const SLOW: &[(&str, Duration)] = &[
     // Their server tries 32 channels, one after the other.
     ("smb2.multichannel.oplocks.test3_specification", Duration::from_secs(150)),
     ("smb2.multichannel.leases.test4", Duration::from_secs(150)),
-    // Twelve things are done under 32 filters each, and every one is waited for.
+    // It performs twelve operations under 32 filters each, and waits for every notification.
     ("smb2.notify.mask", Duration::from_secs(240)),
-    // It waits for breaks that do not come.
+    // It waits for breaks that never arrive.
     ("smb2.durable-v2-open.purge-disconnected-rh-with-write", Duration::from_secs(120)),
 ];
 
-/// Whether a test waits for most of a long time.
+/// Whether a test takes long and mostly waits.
 pub(super) fn is_slow(test: &str) -> bool {
     test.starts_with("smb2.multichannel.")
         || test.starts_with(KERBEROS)
@@ -123,7 +123,7 @@ fn chosen(list: &str) -> Vec<String> {
         };
         let wanted = SUITES.iter().any(|suite| match suite.ends_with('.') {
             true => name.starts_with(suite),
-            // "smb2.winattr" means winattr2, too, "smb2.mkdir" itself alone.
+            // "smb2.winattr" also selects winattr2; "smb2.mkdir" selects only itself.
             false => {
                 name.strip_prefix(suite).is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()))
             }
@@ -148,9 +148,9 @@ pub(super) fn run(room: &mut Room, target: &Target, test: &str) -> Result<(Outco
         "smbtorture",
         "--format=subunit",
         &seed,
-        // It blocks connections by rules of its own, in the lane's own network.
+        // It blocks connections with its own rules, in the lane's own network.
         "--option=torture:use_iptables=yes",
-        // The largest transaction that is negotiated; the suite's own number is of Windows before 7.
+        // The largest negotiated transaction size; the suite's default is from Windows versions before 7.
         "--option=torture:cn_max_buffer_size=8388608",
         "-p",
         &port,
@@ -166,14 +166,14 @@ pub(super) fn run(room: &mut Room, target: &Target, test: &str) -> Result<(Outco
     let done = room.run(&argv, limit)?;
     let outcome = outcome(&done, limit);
     if outcome != Outcome::Pass {
-        // What it may have left must not block a later test's port.
+        // Rules that it left behind must not block a later test's port.
         room.run(&["iptables", "-F"], LIMIT)?;
     }
     Ok((outcome, done.output))
 }
 
-/// Random numbers of its own for each test, the same in every run. Without a seed smbtorture takes the second in which it starts, and tests
-/// of one second choose the same names for their files.
+/// A separate random seed for each test, the same in every run. Without a seed, smbtorture uses the second in which it
+/// starts, so tests that start in the same second choose the same file names.
 fn seed(test: &str) -> u32 {
     test.bytes().fold(7, |seed, byte| (seed * 31 + u32::from(byte)) % 1_000_003)
 }

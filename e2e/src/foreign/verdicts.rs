@@ -1,4 +1,4 @@
-//! What a run found, held against the lists, and reported at its end.
+//! The results of a run, compared with the lists and reported at its end.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ struct Judged {
     lane: String,
 }
 
-/// A test that failed first and passed when it ran again with nothing beside it.
+/// A test that failed first and passed when it was rerun with nothing in parallel.
 struct PassedLater {
     test: String,
     first: String,
@@ -24,11 +24,11 @@ pub(super) struct Verdicts {
     list_name: &'static str,
     known: KnownFailures,
     unsteady: Unsteady,
-    /// Every test of smbtorture that there is, chosen or not.
+    /// Every existing smbtorture test, whether selected or not.
     existing: Vec<String>,
     judged: Vec<Judged>,
     passed_later: Vec<PassedLater>,
-    /// The end of every lane's server's log.
+    /// The end of each lane's server log.
     logs: BTreeMap<String, String>,
 }
 
@@ -45,17 +45,17 @@ impl Verdicts {
         }
     }
 
-    /// These tests exist: the lists may name them.
+    /// Records that these tests exist: the lists may name them.
     pub(super) fn know(&mut self, tests: &[String]) {
         self.existing.extend_from_slice(tests);
     }
 
-    /// Keeps the end of a lane's server's log.
+    /// Stores the end of a lane's server log.
     pub(super) fn keep_log(&mut self, lane: &str, log: String) {
         self.logs.insert(lane.to_owned(), log);
     }
 
-    /// Takes a result, and says it.
+    /// Records and prints a result.
     pub(super) fn record(&mut self, lane: &str, result: TestResult) {
         let TestResult { test, outcome, took } = result;
         let verdict = self.known.judge(&test, &outcome);
@@ -72,7 +72,7 @@ impl Verdicts {
         println!("{:7.2} s  {test}: {word}", took.as_secs_f64());
         let judged = Judged { test, outcome, verdict, lane: lane.to_owned() };
         match self.judged.iter_mut().find(|before| before.test == judged.test) {
-            // It has run again: what it did at first is not lost.
+            // A rerun: keep the first result.
             Some(before) => {
                 if judged.verdict == Verdict::Passed
                     && let Outcome::Fail(first) = &before.outcome
@@ -90,7 +90,7 @@ impl Verdicts {
         }
     }
 
-    /// Tests that failed, and of which the list says that they race with the machine.
+    /// Failed tests that the list marks as racing with the machine.
     pub(super) fn to_be_run_again(&self) -> Vec<String> {
         self.judged
             .iter()
@@ -101,7 +101,7 @@ impl Verdicts {
             .collect()
     }
 
-    /// The tests that have run, in the order they were recorded.
+    /// The tests that have run, in the order in which they were recorded.
     #[cfg(test)]
     pub(super) fn tests(&self) -> impl Iterator<Item = &str> {
         self.judged.iter().map(|judged| judged.test.as_str())
@@ -111,7 +111,7 @@ impl Verdicts {
         self.judged.iter().filter(|judged| judged.verdict == wanted).count()
     }
 
-    /// What is not as it should be, a line each.
+    /// Everything that is not as expected, one line each.
     fn complaints(&self, filter: &str) -> Vec<String> {
         let mut lines: Vec<String> = self.judged.iter().filter_map(|judged| self.complaint(judged)).collect();
         if filter.is_empty() {
@@ -150,7 +150,7 @@ impl Verdicts {
         })
     }
 
-    /// Tells the end of the run; whether all went as it should.
+    /// Prints the end of the run. Returns whether all results were as expected.
     pub(super) fn report(&self, filter: &str) -> bool {
         let complaints = self.complaints(filter);
         if !complaints.is_empty() {
@@ -183,7 +183,7 @@ impl Verdicts {
             self.count(Verdict::Known),
             complaints.len()
         );
-        // A filter that chooses nothing is a mistyped one.
+        // A filter that selects nothing is probably mistyped.
         complaints.is_empty() && !self.judged.is_empty()
     }
 }

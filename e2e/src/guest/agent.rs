@@ -1,4 +1,4 @@
-//! The agent: runs commands for the host, several at once, over one stream.
+//! The agent: runs commands for the host, several concurrently, over one stream.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -15,18 +15,18 @@ use rustix::termios::{Winsize, tcsetwinsize};
 use crate::limits::{OUTPUT_LINGER, STREAM_CHUNK_BYTES};
 use crate::wire::{Decoder, Exec, Exit, Frame, Hello, Message};
 
-/// Where frames go out: every thread writes whole frames only.
+/// The stream to the host. Every thread writes only whole frames.
 #[derive(Clone)]
 struct Outbox(Arc<Mutex<Box<dyn Write + Send>>>);
 
 impl Outbox {
     fn send(&self, id: u32, message: Message) {
-        // A host that has gone away is no reason to end: the next one starts with a ping.
+        // If the host has disconnected, keep running: the next host starts with a ping.
         let _ = lock(&self.0).write_all(&Frame { id, message }.encode());
     }
 }
 
-/// What is known of a command while it runs.
+/// The state of a running command.
 struct Running {
     stdin: Option<Sender<Vec<u8>>>,
     group: Option<Pid>,
@@ -39,8 +39,8 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no holder of this lock panics")
 }
 
-/// Serves until the stream ends. A virtio port reads as ended while no host is connected: with `persistent`, that is
-/// waited out.
+/// Serves until the stream ends. A virtio port reads as ended while no host is connected; with `persistent`, the agent waits
+/// until one connects.
 pub fn serve(
     mut reader: impl Read,
     writer: impl Write + Send + 'static,
@@ -83,7 +83,7 @@ fn handle(Frame { id, message }: Frame, node: &str, outbox: &Outbox, table: &Tab
         Message::Exec(exec) => start(id, exec, outbox, table),
         Message::Stdin(bytes) => {
             if let Some(stdin) = lock(table).get(&id).and_then(|running| running.stdin.as_ref()) {
-                // The command may have closed its input; that is its right.
+                // The command may have closed its input, which is allowed.
                 let _ = stdin.send(bytes);
             }
         }
@@ -162,7 +162,7 @@ fn command(exec: &Exec, prefix: &[&str]) -> io::Result<Command> {
 fn start_on_pipes(exec: &Exec) -> io::Result<Started> {
     let mut command = command(exec, &[])?;
     command.stdin(if exec.stdin { Stdio::piped() } else { Stdio::null() });
-    // Its own group, so that a signal reaches what it started, too.
+    // A separate process group, so that a signal also reaches the command's children.
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn()?;
     let mut streams: Streams = Vec::new();
     if let Some(stdout) = child.stdout.take() {
@@ -201,14 +201,14 @@ fn feed(mut stdin: Box<dyn Write + Send>, input: Receiver<Vec<u8>>) {
     }
 }
 
-/// Passes the output on, waits for the end, and says how it was.
+/// Forwards the output, waits for the end, and reports how the command ended.
 fn see_through(id: u32, mut child: Child, streams: Streams, outbox: &Outbox) -> Exit {
     let (done, ended) = channel::<()>();
     for (mut stream, wrap) in streams {
         let (outbox, done) = (outbox.clone(), done.clone());
         std::thread::spawn(move || {
             let mut buffer = vec![0; STREAM_CHUNK_BYTES];
-            // A terminal's last reader sees EIO instead of an end.
+            // The last reader of a terminal gets EIO instead of end of file.
             while let Ok(count @ 1..) = stream.read(&mut buffer) {
                 outbox.send(id, wrap(buffer[..count].to_vec()));
             }
@@ -217,7 +217,7 @@ fn see_through(id: u32, mut child: Child, streams: Streams, outbox: &Outbox) -> 
     }
     drop(done);
     let status = child.wait();
-    // Output that a child left behind keeps open must not keep the answer back.
+    // Output that a left-behind child keeps open must not delay the response.
     let patience = Instant::now() + OUTPUT_LINGER;
     let _ = ended.recv_timeout(patience.saturating_duration_since(Instant::now()));
     match status {

@@ -1,4 +1,4 @@
-//! PID 1 of a guest: mounts, network, names; then it starts the agent and reaps what is orphaned.
+//! PID 1 of a guest: sets up mounts, network and names, then starts the agent and reaps orphans.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,10 +14,10 @@ use super::PORT;
 
 /// Prefix of our parameters on the kernel's command line.
 pub const PARAMETER: &str = "forebay.";
-/// MTU of the lab's network: jumbo frames spare an emulated guest five packets of six.
+/// MTU of the lab's network: with jumbo frames an emulated guest handles only one packet in six.
 pub const MTU: u32 = 9000;
 
-/// Runs for ever, or powers the guest off with the reason on its console.
+/// Runs forever, or powers the guest off and prints the reason on its console.
 pub fn main() -> ! {
     let error = match start() {
         Ok(never) => match never {},
@@ -40,12 +40,12 @@ fn start() -> Result<std::convert::Infallible> {
     ] {
         let _ = fs::create_dir_all(at);
         let data = std::ffi::CString::new(data)?;
-        // nodev on devpts would close every terminal.
+        // With nodev, no terminal on devpts could be opened.
         let flags = if kind == "devpts" { MountFlags::empty() } else { MountFlags::NODEV };
         mount(kind, at, kind, MountFlags::NOSUID | flags, data.as_c_str())
             .with_context(|| format!("mount {kind} at {at}"))?;
     }
-    // As kubelet has it: what the driver mounts must be seen everywhere.
+    // As for the kubelet: the driver's mounts must be visible everywhere.
     mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)?;
 
     let parameters = parameters(&fs::read_to_string("/proc/cmdline")?);
@@ -102,7 +102,7 @@ fn network(address: &str) -> Result<()> {
     run("ip", &format!("address add {address}/24 dev {interface}"))
 }
 
-/// The device of our port, found by its name.
+/// The device of our port, found by name.
 fn port() -> Option<PathBuf> {
     for entry in fs::read_dir("/sys/class/virtio-ports").ok()? {
         let entry = entry.ok()?;

@@ -1,4 +1,4 @@
-//! What runs inside a guest: init, agent, and the bodies of the tests.
+//! The code that runs inside a guest: init, agent, and the bodies of the tests.
 
 pub mod agent;
 pub mod calls;
@@ -7,7 +7,7 @@ pub mod init;
 
 /// Name of the virtio serial port between host and agent.
 pub const PORT: &str = "org.forebay.agent";
-/// Where the product's disk is mounted.
+/// Mount point of the product's disk.
 pub const PRODUCT: &str = "/opt/forebay";
 /// The agent's own binary.
 pub const GUEST_BINARY: &str = "/opt/forebay/bin/forebay-guest";

@@ -1,6 +1,6 @@
-//! Foreign SMB clients that Debian does not package, from the Python index, pinned by their hashes.
+//! Third-party SMB clients that Debian does not package, from the Python index, pinned by their hashes.
 //!
-//! Apart from the root: the guests do not need them, so a machine that reaches no Python index still has its lab.
+//! Separate from the root: the guests do not need them, so the lab works on a machine without access to a Python index.
 
 use std::fs;
 use std::process::Command;
@@ -16,10 +16,10 @@ smbprotocol==1.17.0 --hash=sha256:bd1abff5417f5af83ca516a64ab8e5acece3dbdcf58d4e
 pyspnego==0.12.4 --hash=sha256:a29a34de1abe9e9b30d9aa1d363f8e49fc159eb7355b1f2ee86ccb3a2ce3bba9
 ";
 
-/// Where the root's Python looks for what is not Debian's.
+/// Folder in which the root's Python looks for modules that are not from Debian.
 pub const MOUNT_POINT: &str = "usr/local/lib/python3.13/dist-packages";
 
-/// The entry: `site/`, a folder of modules.
+/// The cache entry: `site/`, a folder of modules.
 pub fn get(cache: &Cache) -> Result<Artefact> {
     let recipe = Recipe::default().with("requirements", REQUIREMENTS);
     cache.get("python-clients", &recipe, |into| {

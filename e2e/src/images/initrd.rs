@@ -1,4 +1,4 @@
-//! The first file system of the boot: busybox, a handful of modules and a script, as a cpio archive.
+//! The initial file system of the boot: busybox, a few modules and a script, as a cpio archive.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::cache::{Artefact, Cache, Recipe};
 use crate::progress::step;
 
-/// Mounts the read-only images, lays a tmpfs over the root and hands over to the agent as init.
+/// Mounts the read-only images, overlays the root with a tmpfs and executes the agent as init.
 const INIT: &str = r#"#!/bin/busybox sh
 B=/bin/busybox
 die() { echo "forebay-initrd: $*"; $B poweroff -f; }
@@ -23,7 +23,7 @@ for d in dev proc sys; do $B mount -o move /$d /rw/new/$d; done
 exec $B switch_root /rw/new /opt/forebay/bin/forebay-guest init
 "#;
 
-/// The entry: `initrd.cpio`.
+/// The cache entry: `initrd.cpio`.
 pub fn get(cache: &Cache, kernel: &Artefact, root: &Artefact) -> Result<Artefact> {
     let recipe = Recipe::default().with("kernel", kernel.key()).with("root", root.key()).with("init", INIT);
     cache.get("initrd", &recipe, |into| {
@@ -46,7 +46,7 @@ fn make(modules: &Path, busybox: &Path, into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A cpio archive in the "newc" format, all that the kernel's initramfs needs.
+/// A cpio archive in the "newc" format, with only the features that the kernel's initramfs needs.
 #[derive(Default)]
 struct Cpio {
     bytes: Vec<u8>,

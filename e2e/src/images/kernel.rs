@@ -1,7 +1,7 @@
-//! Debian's stock kernel from trixie-backports, and the modules a node needs as an image of its own.
+//! Debian's stock kernel from trixie-backports, and the modules that a node needs, as a separate image.
 //!
-//! The modules are kept apart from the root file system, so that a new kernel does not make a new root. Modules built
-//! out of tree (SMB Direct in cifs.ko is off in Debian's configuration) go to `updates/` of an image made of this one:
+//! The modules are separate from the root file system, so that a new kernel does not require a new root. Modules built out of
+//! tree (SMB Direct in cifs.ko is off in Debian's configuration) are in `updates/` of an image derived from this one:
 //! [`super::smb_direct`].
 
 use std::fs;
@@ -15,12 +15,12 @@ use crate::cache::{Artefact, Cache, Recipe};
 use crate::host::{self, Archive};
 use crate::progress::step;
 
-/// The series of which the newest build is taken.
+/// The kernel series; its newest build is used.
 pub const SERIES: &str = "7.2";
-/// Where it is.
+/// The Debian release that has it.
 pub const RELEASE: &str = "trixie-backports";
 
-/// Folders and files below `kernel/` that go into the image.
+/// Folders and files below `kernel/` to include in the image.
 const MODULES: &[&str] = &[
     "arch/x86/crypto",
     "block",
@@ -49,15 +49,15 @@ const MODULES: &[&str] = &[
     "net/tls",
 ];
 
-/// What the initrd must load before it can mount the root.
+/// Modules that the initrd must load before it can mount the root.
 const BOOT_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "erofs", "overlay"];
 
-/// Debian splits the kernel: the image, the modules, and `modules.builtin` and `modules.order`.
+/// Debian splits the kernel into the image, the modules, and `modules.builtin` and `modules.order`.
 pub fn packages(abi: &str) -> [String; 3] {
     ["linux-base", "linux-binary", "linux-modules"].map(|part| format!("{part}-{abi}"))
 }
 
-/// The newest ABI of the series that the archive has: old ones vanish from it.
+/// The newest ABI of the series in the archive, which does not keep old ones.
 pub fn newest_abi(archive: &Archive) -> Result<String> {
     let pattern = format!(r"^linux-binary-{}\.[0-9]+\+deb13-amd64$", SERIES.replace('.', r"\."));
     newest(archive.names(&pattern)?).with_context(|| format!("the archive has no kernel {SERIES}"))
@@ -75,7 +75,7 @@ fn newest(names: Vec<String>) -> Option<String> {
         .map(|(_, abi)| abi)
 }
 
-/// The entry: `vmlinuz`, `modules.erofs`, and `boot/` with the initrd's modules and their order in `boot/list`.
+/// The cache entry: `vmlinuz`, `modules.erofs`, and `boot/` with the initrd's modules and their order in `boot/list`.
 pub fn get(cache: &Cache, versions: &Versions) -> Result<Artefact> {
     let abi = versions.get("kernel-abi")?;
     let pinned = versions.pinned(&packages(abi))?;
@@ -98,7 +98,7 @@ fn make(archive: &Archive, pinned: &[String], abi: &str, into: &Path) -> Result<
     let from = debs.join("usr/lib/modules").join(abi);
     fs::copy(from.join("vmlinuz"), into.join("vmlinuz"))?;
 
-    // depmod and modprobe want <base>/lib/modules/<abi>.
+    // depmod and modprobe require <base>/lib/modules/<abi>.
     let base = into.join("base");
     let to = base.join("lib/modules").join(abi);
     fs::create_dir_all(to.join("kernel"))?;
@@ -113,7 +113,7 @@ fn make(archive: &Archive, pinned: &[String], abi: &str, into: &Path) -> Result<
                 .arg(to.join("kernel")),
         )?;
     }
-    // Decompressed and stripped: an emulated guest would spend seconds on what takes the host one.
+    // Decompressed and stripped: this takes the host one second, but would take an emulated guest several.
     host::run(Command::new("sh").current_dir(&to).args([
         "-c",
         "find . -name '*.ko.xz' -print0 | xargs -0 -r -P2 -n50 xz -d && find . -name '*.ko' -print0 | xargs -0 -r strip --strip-debug",
@@ -130,7 +130,7 @@ fn make(archive: &Archive, pinned: &[String], abi: &str, into: &Path) -> Result<
             "--show-depends",
             module,
         ]))?;
-        // "insmod <path> " for each dependency in order; "builtin <name>" needs nothing.
+        // "insmod <path> " for each dependency in order; "builtin <name>" needs no action.
         for path in lines.lines().filter_map(|line| line.strip_prefix("insmod ")).map(str::trim) {
             let name = path.rsplit('/').next().unwrap_or(path).to_owned();
             if !list.contains(&name) {

@@ -35,12 +35,12 @@ pub struct Images {
     pub root: Artefact,
     /// First file system of the boot.
     pub initrd: Artefact,
-    /// The kernel's modules with SMB Direct, where a node wants them.
+    /// The kernel's modules with SMB Direct, if a node requires them.
     pub smb_direct: Option<Artefact>,
 }
 
 impl Images {
-    /// All images, made where they are not in the cache. `refresh` looks for newer packages first.
+    /// Returns all images. Builds those that are not in the cache. `refresh` looks for newer packages first.
     pub fn prepare(cache: &Cache, refresh: bool) -> Result<Self> {
         let versions = Versions::resolve(cache, refresh)?;
         let qemu = qemu::get(cache, &versions)?;
@@ -50,7 +50,7 @@ impl Images {
         Ok(Self { qemu, kernel, root, initrd, smb_direct: None })
     }
 
-    /// Same, and the modules for nodes with SMB Direct.
+    /// Same, plus the modules for nodes with SMB Direct.
     pub fn prepare_with_smb_direct(cache: &Cache, refresh: bool) -> Result<Self> {
         let mut images = Self::prepare(cache, refresh)?;
         images.smb_direct = Some(smb_direct::get(cache, &Versions::resolve(cache, false)?, &images.kernel)?);
@@ -68,12 +68,12 @@ impl Images {
     }
 }
 
-/// Package versions as found in the archive once, kept so that later runs need no network: a lock file.
+/// A lock file: package versions resolved once from the archive and stored, so that later runs need no network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Versions(BTreeMap<String, String>);
 
 impl Versions {
-    /// Those of an earlier run, or the newest in the archive.
+    /// The versions of an earlier run, or the newest in the archive.
     pub fn resolve(cache: &Cache, refresh: bool) -> Result<Self> {
         let path = Self::path(cache);
         if !refresh && let Some(found) = Self::load(&path) {
@@ -82,7 +82,7 @@ impl Versions {
         if cache.is_looking() {
             bail!("no versions have been looked up");
         }
-        // Two runs at once must not disagree on what they resolved, nor share apt's lists while they are fetched.
+        // Two concurrent runs must resolve the same versions, and must not share apt's lists while they are fetched.
         let lock = fs::File::create(cache.root().join("versions.lock"))?;
         flock(&lock, FlockOperation::LockExclusive)?;
         if !refresh && let Some(found) = Self::load(&path) {
@@ -108,7 +108,7 @@ impl Versions {
         Ok(Self(found))
     }
 
-    /// Where they are kept: beside those of other recipes.
+    /// Path of the lock file, next to those of other recipes.
     fn path(cache: &Cache) -> PathBuf {
         let node: Vec<String> =
             node::PACKAGES.iter().map(|(name, release)| format!("{name}/{release}")).collect();
@@ -124,7 +124,7 @@ impl Versions {
         serde_json::from_slice(&fs::read(path).ok()?).ok().map(Self)
     }
 
-    /// The version found for this name.
+    /// The version resolved for this name.
     pub fn get(&self, name: &str) -> Result<&str> {
         self.0.get(name).map(String::as_str).with_context(|| format!("no version of {name} was resolved"))
     }

@@ -1,5 +1,5 @@
-//! What makes a guest a Kubernetes node, on a read-only disk of its own: container runtime, kubelet, and the images that
-//! do not change with our sources.
+//! The components that turn a guest into a Kubernetes node, on a separate read-only disk: container runtime, kubelet, and the
+//! images that do not change with our sources.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::kubernetes::oci;
 use crate::kubernetes::tools::{self, Tools};
 use crate::progress::step;
 
-/// containerd 2: that of the nodes' own release does not read the configuration's present format.
+/// containerd 2: the version in the nodes' own release does not support the current configuration format.
 pub const PACKAGES: &[(&str, &str)] = &[("containerd", "forky")];
 
 /// Sandbox of every pod.
@@ -26,10 +26,10 @@ pub const SIDECAR_IMAGES: &[(&str, &str)] = &[
     ("csi-resizer", "registry.k8s.io/sig-storage/csi-resizer:v2.3.0"),
 ];
 
-/// What [`get`] wants of [`Tools::prepare`].
+/// Tools that [`get`] requires from [`Tools::prepare`].
 pub const TOOLS: &[&[&str]] = &[tools::NODE, tools::SIDECARS];
 
-/// The entry: `node.erofs` with `bin/` and `images/`.
+/// The cache entry: `node.erofs` with `bin/` and `images/`.
 pub fn get(cache: &Cache, versions: &Versions, tools: &Tools) -> Result<Artefact> {
     let names: Vec<&str> = PACKAGES.iter().map(|(name, _)| *name).collect();
     let pinned = versions.pinned(&names)?;

@@ -1,5 +1,5 @@
-//! The writable disk of a Kubernetes node with all images imported: a guest under emulation hashes 20 MB a second and
-//! would import for minutes.
+//! The writable disk of a Kubernetes node with all images imported: a guest under emulation hashes 20 MB per second, so
+//! importing would take minutes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,8 +11,8 @@ use crate::cache::{Artefact, Cache, Recipe};
 use crate::progress::step;
 use crate::{host, native};
 
-/// The nodes' own containerd, natively in the nodes' root file system, imports into a folder; that becomes the disk.
-/// /scratch is that folder; /scratch/in holds the node's disk and the archives.
+/// The nodes' own containerd, running natively in the nodes' root file system, imports the images into a folder, which
+/// becomes the disk. /scratch is that folder; /scratch/in contains the node's disk and the archives.
 const SCRIPT: &str = r#"
 cd /scratch
 export PATH=/scratch/in/bin:$PATH
@@ -41,7 +41,7 @@ for image in in/images/*.tar; do
 done
 "#;
 
-/// The entry: `scratch.ext4` of this size, sparse. Nothing where this user cannot make it: then the guests import.
+/// The cache entry: `scratch.ext4` of this size, sparse. `None` if this user cannot build it: then the guests import.
 pub fn get(cache: &Cache, node: &Artefact, archives: &[PathBuf], bytes: u64) -> Result<Option<Artefact>> {
     if !host::is_root() {
         return Ok(None);
@@ -49,7 +49,7 @@ pub fn get(cache: &Cache, node: &Artefact, archives: &[PathBuf], bytes: u64) -> 
     let mut hashes = String::new();
     if !archives.is_empty() {
         hashes = host::run(Command::new("sha256sum").args(archives))?;
-        // Not their paths.
+        // Without their paths.
         hashes = hashes.lines().filter_map(|line| Some(format!("{}\n", line.split(' ').next()?))).collect();
     }
     let recipe = Recipe::default()
@@ -61,7 +61,7 @@ pub fn get(cache: &Cache, node: &Artefact, archives: &[PathBuf], bytes: u64) -> 
     let entry = cache.get("preloaded", &recipe, |into| {
         step("importing the images into the nodes' disk", || make(cache, node, archives, bytes, into))
     })?;
-    // Each build of our sources gives another one, and they are large.
+    // Each build of our sources creates a new entry, and they are large.
     let own = format!("preloaded/{}", entry.key());
     cache.prune(|name| !name.starts_with("preloaded/") || name == own)?;
     Ok(Some(entry))
@@ -80,7 +80,7 @@ fn make(cache: &Cache, node: &Artefact, archives: &[PathBuf], bytes: u64, into: 
             .with_context(|| format!("copy {}", archive.display()))?;
     }
     let argv = ["sh", "-euc", SCRIPT].map(str::to_owned);
-    // The room of a cluster, where this runs, has no way to the Python index.
+    // The cluster's room, in which this runs, has no access to the Python index.
     host::run(&mut native::plain_command(cache, &work, &argv)?).context("import the images")?;
     let image = into.join("scratch.ext4");
     fs::File::create(&image)?.set_len(bytes)?;

@@ -1,6 +1,6 @@
-//! Our binaries on a read-only disk of their own, so that a code change makes no new root.
+//! Our binaries on a separate read-only disk, so that a code change does not require a new root.
 //!
-//! It is made again for each lab, in the lab's own folder: that takes less than a second, and an image that a guest has
+//! The disk is rebuilt for each lab, in the lab's own folder. That takes less than a second, and an image that a guest has
 //! mounted is never rewritten.
 
 use std::fs;
@@ -11,12 +11,12 @@ use anyhow::{Context, Result};
 
 use crate::host;
 
-/// Without it no guest starts.
+/// No guest can start without it.
 const REQUIRED: &str = "forebay-guest";
-/// Taken along where they are built.
+/// Included if they are built.
 const OPTIONAL: &[&str] = &["forebay-server", "forebay-csi", "forebay-target"];
 
-/// Makes `<into>/product.erofs` from the binaries beside this one, or in `$FOREBAY_BINARIES`.
+/// Builds `<into>/product.erofs` from the binaries next to this one, or in `$FOREBAY_BINARIES`.
 pub fn make(into: &Path) -> Result<PathBuf> {
     let from = binaries()?;
     let staging = into.join("product");
@@ -29,7 +29,7 @@ pub fn make(into: &Path) -> Result<PathBuf> {
     for name in std::iter::once(&REQUIRED).chain(OPTIONAL) {
         let path = from.join(name);
         if path.exists() {
-            // Stripped: debug information is a third of a gigabyte that the guest would never read.
+            // Stripped: the guest would never read the debug information, a third of a gigabyte.
             let copy = bin.join(name);
             host::run(Command::new("strip").arg("--strip-debug").arg("-o").arg(&copy).arg(&path))
                 .or_else(|_| fs::copy(&path, &copy).map(|_| String::new()).map_err(anyhow::Error::from))

@@ -1,4 +1,4 @@
-//! Prometheus and promtool of Debian, unpacked: they say what dashboards and alerts are worth.
+//! Prometheus and promtool from Debian, unpacked, to validate dashboards and alerts.
 
 use std::path::PathBuf;
 
@@ -9,10 +9,10 @@ use crate::host::Archive;
 use crate::progress::step;
 
 const PACKAGE: &str = "prometheus";
-/// The oldest that is supported: it runs on newer ones, too.
+/// The oldest supported release: it also runs on newer ones.
 const RELEASE: &str = "bookworm";
 
-/// The entry.
+/// The cache entry.
 ///
 /// # Errors
 /// The package cannot be fetched.
@@ -26,7 +26,7 @@ pub fn get(cache: &Cache) -> Result<Artefact> {
     })
 }
 
-/// A program of it: `prometheus` or `promtool`.
+/// One of its programs: `prometheus` or `promtool`.
 #[must_use]
 pub fn program(entry: &Artefact, name: &str) -> PathBuf {
     entry.file(&format!("usr/bin/{name}"))

@@ -1,4 +1,4 @@
-//! What of the cache is not used any more.
+//! Determines which cache entries are no longer used.
 
 use std::collections::BTreeSet;
 
@@ -8,15 +8,15 @@ use super::{Versions, clients, fsx, initrd, kernel, node, prometheus, qemu, root
 use crate::cache::Cache;
 use crate::kubernetes::tools::{self, Tools};
 
-/// Kinds that scripts/prepare.sh and scripts/image.sh make, name and remove.
+/// Kinds that scripts/prepare.sh and scripts/image.sh create, name and remove.
 const OF_SCRIPTS: [&str; 2] = ["binaries", "image-base"];
 
-/// Kinds with recipes that name what is not known here (the images of a run, this boot of the machine): the entry that was used
-/// last stays.
+/// Kinds with recipes that contain values unknown here (the images of a run, this boot of the machine): the most recently
+/// used entry is kept.
 const NEWEST: [&str; 2] = ["preloaded", "kvm-trial"];
 
-/// Removes what the present recipes do not use, with `all` what they use, too, and returns the names. Nothing is made, and
-/// what a running lab holds stays.
+/// Removes the entries that the current recipes do not use, with `all` also those that they use, and returns their names.
+/// Builds nothing, and keeps the entries that a running lab holds.
 pub fn prune(cache: &Cache, all: bool) -> Result<Vec<String>> {
     let keep = if all { BTreeSet::new() } else { in_use(cache)? };
     cache.prune(|name| OF_SCRIPTS.contains(&kind(name)) || keep.contains(name))
@@ -28,7 +28,7 @@ fn kind(name: &str) -> &str {
 
 fn in_use(cache: &Cache) -> Result<BTreeSet<String>> {
     let cache = cache.looking();
-    // Each by itself: what is missing must not hide the rest. That it was asked for is what counts.
+    // Each one separately: a missing entry must not hide the rest. Only the request counts.
     let versions = Versions::resolve(&cache, false).ok();
     let kernel = versions.as_ref().and_then(|versions| {
         qemu::get(&cache, versions).ok();
@@ -66,7 +66,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::time::{Duration, Instant, SystemTime};
 
-    /// Entries that no recipe makes, used a day apart.
+    /// Entries that no recipe creates, used a day apart.
     fn entry(cache: &Cache, kind: &str, digit: char, days: u64) -> String {
         let name = format!("{kind}/{}", digit.to_string().repeat(20));
         let path = cache.root().join(&name);
@@ -82,7 +82,7 @@ mod tests {
         versions.extend(node::PACKAGES.iter().map(|(name, _)| ((*name).to_owned(), "1")));
         versions.extend(kernel::packages("7.2.1").map(|name| (name, "1")));
         fs::write(Versions::path(cache), serde_json::to_vec(&versions).expect("JSON")).expect("versions");
-        // Some recipes name what others gave.
+        // Some recipes include the keys of other entries.
         loop {
             let asked = in_use(cache).expect("names");
             let missing: Vec<_> = asked.iter().filter(|name| !cache.root().join(name).exists()).collect();
@@ -92,7 +92,7 @@ mod tests {
             for name in missing {
                 let path = cache.root().join(name);
                 fs::create_dir_all(path.join("go/bin")).expect("an entry");
-                // Where this machine has no Go.
+                // In case this machine has no Go.
                 let go = path.join("go/bin/go");
                 fs::write(&go, "#!/bin/sh\necho go1.26.6\n").expect("a program");
                 fs::set_permissions(&go, fs::Permissions::from_mode(0o755)).expect("executable");
@@ -141,7 +141,7 @@ mod tests {
             assert!(cache.root().join(name).is_dir(), "{name}");
         }
 
-        // A program that another test starts at this moment holds copies of our locks until it has exec'ed.
+        // A program that another test starts at this moment holds copies of our locks until exec.
         let until = Instant::now() + Duration::from_secs(10);
         let expected = BTreeSet::from([kept[0].clone(), kept[1].clone()]);
         loop {

@@ -1,4 +1,4 @@
-//! QEMU 10 of Debian's backports, unpacked: much faster at emulation than the 7.2 that Debian 12 ships.
+//! QEMU 10 from Debian's backports, unpacked: it emulates much faster than the 7.2 in Debian 12.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,15 +10,15 @@ use crate::cache::{Artefact, Cache, Recipe};
 use crate::host::{self, Archive};
 use crate::progress::step;
 
-/// What is unpacked.
+/// Packages to unpack.
 pub const PACKAGES: &[&str] = &["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
 
-/// The release a package is taken from.
+/// The release of a package.
 pub fn release_of(package: &str) -> &'static str {
     if package == "seabios" { "bookworm" } else { "bookworm-backports" }
 }
 
-/// The entry.
+/// The cache entry.
 pub fn get(cache: &Cache, versions: &Versions) -> Result<Artefact> {
     let pinned = versions.pinned(PACKAGES)?;
     let recipe = Recipe::default().with("packages", pinned.join("\n"));
@@ -28,7 +28,7 @@ pub fn get(cache: &Cache, versions: &Versions) -> Result<Artefact> {
     if cache.is_looking() {
         return Ok(entry);
     }
-    // A library may be missing although the entry is there: the cache can outlive the machine's installation.
+    // A library may be missing although the entry exists: the cache can outlive the machine's installation.
     if command(entry.path()).arg("--version").output().map_or(true, |output| !output.status.success()) {
         host::ensure_packages(host::QEMU_PACKAGES)?;
         let output = command(entry.path()).arg("--version").output()?;
@@ -39,7 +39,7 @@ pub fn get(cache: &Cache, versions: &Versions) -> Result<Artefact> {
     Ok(entry)
 }
 
-/// QEMU with the paths of its firmware.
+/// A QEMU command with the paths of its firmware.
 pub fn command(entry: &Path) -> Command {
     let mut command = Command::new(entry.join("usr/bin/qemu-system-x86_64"));
     for folder in ["usr/share/qemu", "usr/share/seabios"] {

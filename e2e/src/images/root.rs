@@ -1,4 +1,4 @@
-//! The root file system of every node, which also serves foreign suites natively through a chroot.
+//! The root file system of every node, which also runs third-party suites natively through chroot.
 
 use std::fs;
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::progress::step;
 /// Debian release of the nodes.
 pub const RELEASE: &str = "trixie";
 
-/// Where the newest Samba for this release comes from: suites and comparisons are to be the newest there are.
+/// Source of the newest Samba for this release: suites and comparisons should use the newest version.
 const BACKPORTS: &str = "trixie-backports";
 
-/// One root for guests and for foreign suites: a megabyte saved is not worth a second recipe.
+/// One root for guests and for third-party suites: saving a megabyte does not justify a second recipe.
 const PACKAGES: &[&str] = &[
     "acl",
     "attr",
@@ -58,18 +58,19 @@ const PACKAGES: &[&str] = &[
     "xfsprogs",
 ];
 
-/// ksmbd's own tools: only unpacked, because the package refuses to be installed beside Samba's (both want port 445).
+/// ksmbd's own tools. They are only unpacked, because the package conflicts with Samba's (both use port 445).
 const KSMBD_TOOLS: &str = r#"into=$(mktemp -d); cd "$into"; APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get download -qq ksmbd-tools; dpkg-deb -x ksmbd-tools_*.deb "$1"; cd /; rm -r "$into""#;
 
-/// Services must not start while packages are unpacked. Of the backports come Samba and the QUIC library that it needs, and nothing else.
+/// Services must not start while packages are unpacked. Only Samba and the QUIC library that it needs come from the
+/// backports.
 const SETUP: &str = r#"mkdir -p "$1/usr/sbin" "$1/etc/apt/preferences.d"; printf '#!/bin/sh\nexit 101\n' > "$1/usr/sbin/policy-rc.d"; chmod +x "$1/usr/sbin/policy-rc.d"
 printf 'Package: src:samba src:ngtcp2 src:nghttp3\nPin: release n=%s\nPin-Priority: 990\n' trixie-backports > "$1/etc/apt/preferences.d/samba""#;
 
-/// Mount points of the boot, and an empty machine-id so that no two guests share one. Of cifs-utils the kernel's upcall is wanted; with its
-/// mount helper there, mount(8) would no longer pass options as they are.
+/// Mount points for the boot, and an empty machine-id so that no two guests share one. Of cifs-utils, only the kernel's
+/// upcall is needed: with its mount helper installed, mount(8) would no longer pass options unchanged.
 const CUSTOMIZE: &str = r#"rm "$1"/usr/sbin/mount.cifs "$1"/usr/sbin/mount.smb3; mkdir -p "$1/opt/forebay" "$1/usr/lib/modules" "$1/srv" "$1/scratch"; : > "$1/etc/machine-id"; rm -rf "$1"/var/cache/apt/*.bin "$1"/var/lib/apt/lists/*"#;
 
-/// The entry: `tree/`, `root.erofs`, `packages.txt`.
+/// The cache entry: `tree/`, `root.erofs`, `packages.txt`.
 pub fn get(cache: &Cache) -> Result<Artefact> {
     let recipe = Recipe::default()
         .with("release", RELEASE)

@@ -1,8 +1,8 @@
-//! What Debian leaves out of its kernel: SMB Direct, in the client (cifs) and in a server to compare with (ksmbd), and
-//! software iWARP (siw). Built out of tree from Debian's own source of exactly the kernel's version.
+//! The features that Debian leaves out of its kernel: SMB Direct, in the client (cifs) and in a server for comparison
+//! (ksmbd), and software iWARP (siw). Built out of tree from Debian's own source of exactly the same kernel version.
 //!
-//! Apart from the stock modules: only nodes that ask for it pay for it, at boot (cifs then loads the whole RDMA stack) and
-//! once, when they are made.
+//! Separate from the stock modules: only nodes that require them pay the cost, at boot (cifs then loads the whole RDMA stack)
+//! and once for the build.
 
 use std::fs;
 use std::path::Path;
@@ -16,13 +16,13 @@ use crate::cache::{Artefact, Cache, Recipe};
 use crate::host;
 use crate::progress::step;
 
-/// What the build needs beside the kernel's headers and source.
+/// Packages that the build needs in addition to the kernel's headers and source.
 const PACKAGES: &[&str] = &["gcc-14", "libc6-dev", "make", "xz-utils"];
 
-/// The modules that must come out, by file.
+/// The modules that the build must produce, by file.
 const MODULES: &[&str] = &["cifs.ko", "cifs_md4.ko", "ksmbd.ko", "siw.ko", "smb_compress.ko", "smbdirect.ko"];
 
-/// Unpacks what is built of the source. fs/nls lies beside fs/smb because sources of the latter include its headers.
+/// Unpacks the sources to build. fs/nls is placed next to fs/smb because sources in fs/smb include its headers.
 const UNPACK: &str = r#"
 series=$1
 mkdir /build; cd /build
@@ -31,8 +31,8 @@ tar -xJf "/usr/src/$tree.tar.xz" --strip-components=1 \
     "$tree/fs/smb" "$tree/fs/nls" "$tree/drivers/infiniband/sw/siw" "$tree/scripts/asn1_compiler.c"
 "#;
 
-/// Compiles. The variables are what Kbuild reads; what C sources see was written down when Debian built the kernel, so
-/// they come from CFLAGS. BTF would need the kernel with its debug information.
+/// Compiles. Kbuild reads the variables. C sources use the configuration that was fixed when Debian built the kernel, so
+/// their options are passed in CFLAGS. BTF would need the kernel with its debug information.
 const BUILD: &str = r#"
 abi=$1 jobs=$2
 headers=/usr/src/linux-headers-${abi%-*}-common
@@ -49,14 +49,15 @@ find /build -name '*.ko' -exec mv {} /build/updates/ \;
 strip --strip-debug /build/updates/*.ko
 "#;
 
-/// Runs one of the above in the builder. objtool reads /proc/sys, so that is mounted, in a namespace that ends with it.
+/// Runs one of the scripts above in the builder. objtool reads /proc/sys, so that is mounted, in a namespace that ends with
+/// the script.
 const ENTER: &str = r#"
 root=$1; shift
 mount -t proc proc "$root/proc"
 exec chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C sh -euc "$@"
 "#;
 
-/// The kernel's headers and source, pinned to the version of the kernel that boots: another one's modules do not load.
+/// The kernel's headers and source, pinned to the version of the booted kernel: modules of another version do not load.
 fn packages(versions: &Versions) -> Result<Vec<String>> {
     let abi = versions.get("kernel-abi")?;
     let version = versions.get(&kernel::packages(abi)[1])?;
@@ -64,7 +65,7 @@ fn packages(versions: &Versions) -> Result<Vec<String>> {
     Ok(names.iter().map(|name| format!("{name}={version}")).collect())
 }
 
-/// The entry: the modules of [`MODULES`].
+/// The cache entry: the modules of [`MODULES`].
 fn modules(cache: &Cache, versions: &Versions) -> Result<Artefact> {
     let abi = versions.get("kernel-abi")?;
     let pinned = packages(versions)?;
@@ -133,7 +134,7 @@ fn make(pinned: &[String], abi: &str, into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The entry: `modules.erofs`, the kernel's with ours in `updates/`, which modprobe prefers.
+/// The cache entry: `modules.erofs`, the kernel's modules with ours in `updates/`, which modprobe prefers.
 pub fn get(cache: &Cache, versions: &Versions, kernel: &Artefact) -> Result<Artefact> {
     let abi = versions.get("kernel-abi")?;
     let modules = modules(cache, versions)?;
@@ -147,7 +148,7 @@ pub fn get(cache: &Cache, versions: &Versions, kernel: &Artefact) -> Result<Arte
 }
 
 fn add(stock: &Path, modules: &Artefact, abi: &str, into: &Path) -> Result<()> {
-    // depmod wants <base>/lib/modules/<abi>.
+    // depmod requires <base>/lib/modules/<abi>.
     let base = into.join("base");
     let all = base.join("lib/modules");
     fs::create_dir_all(base.join("lib"))?;

@@ -1,4 +1,4 @@
-//! A whole cluster: the control plane on this machine, guests as its nodes.
+//! A whole cluster: the control plane on this machine, with guests as nodes.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -23,22 +23,22 @@ use crate::supervise;
 /// The API server's port.
 pub(super) const PORT: u16 = 6443;
 
-/// A node to be.
+/// The specification of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodePlan {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Whether it has a NIC that can RDMA.
+    /// Whether it has an RDMA-capable NIC.
     pub rdma: bool,
-    /// Whether its kernel's SMB client has SMB Direct.
+    /// Whether its kernel's SMB client supports SMB Direct.
     pub smb_direct: bool,
-    /// Whether it has room for a pool.
+    /// Whether it has space for a pool.
     pub pool: bool,
     /// `key=value` labels.
     pub labels: Vec<String>,
 }
 
-/// `storage=1,compute=2`: nodes `storage1`, `compute1`, `compute2`. Storage nodes have an RDMA NIC and the label
+/// Parses `storage=1,compute=2`: nodes `storage1`, `compute1`, `compute2`. Storage nodes have an RDMA NIC and the label
 /// `forebay.io/storage=true`.
 pub fn plan(text: &str) -> Result<Vec<NodePlan>> {
     let mut nodes = Vec::new();
@@ -65,10 +65,10 @@ pub fn plan(text: &str) -> Result<Vec<NodePlan>> {
     Ok(nodes)
 }
 
-/// A running cluster. Dropping it ends everything.
+/// A running cluster. Dropping it stops everything.
 #[derive(Debug)]
 pub struct Cluster {
-    // Guests before the control plane: they would complain of its end.
+    // Guests before the control plane: they would log errors when it ends.
     lab: Lab,
     plane: ControlPlane,
     tools: Tools,
@@ -77,13 +77,13 @@ pub struct Cluster {
     _rundir: RunDir,
 }
 
-/// As [`prepare`], and kernels with SMB Direct.
+/// Same as [`prepare`], plus kernels with SMB Direct.
 pub fn prepare_with_smb_direct() -> Result<()> {
     Images::prepare_with_smb_direct(&Cache::open()?, false)?;
     prepare()
 }
 
-/// Makes everything that needs the machine's network.
+/// Builds everything that needs the machine's network.
 pub fn prepare() -> Result<()> {
     let cache = Cache::open()?;
     Images::prepare(&cache, false)?;
@@ -98,7 +98,7 @@ fn node_disk(cache: &Cache) -> Result<crate::cache::Artefact> {
 }
 
 impl Cluster {
-    /// Starts it in a room; returns when all nodes are Ready. `archives` are images that every node gets.
+    /// Starts the cluster in a room and returns when all nodes are Ready. `archives` are images for every node.
     ///
     /// The calling thread must live as long as the cluster.
     pub fn start(name: &str, room: &Room, plan: &[NodePlan], archives: &[PathBuf]) -> Result<Self> {
@@ -129,7 +129,7 @@ impl Cluster {
         let rundir = RunDir::create(&format!("{name}-control"))?;
         let options = Options { address: room::ADDRESS, port: PORT, controllers: true, scheduler: true };
         let started = Instant::now();
-        // While the guests boot. The control plane's own programs are started by a thread that stays.
+        // In parallel to the boot of the guests. A long-lived thread starts the control plane's programs.
         let (plane, lab) = std::thread::scope(|scope| {
             let plane = scope.spawn(|| {
                 let plane = ControlPlane::start(tools.clone(), rundir.path(), &options);
@@ -171,7 +171,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts the node's programs on these guests, all at once, and waits until they are Ready.
+    /// Starts the node components on these guests in parallel, and waits until they are Ready.
     fn start_nodes(&self, names: &[&str]) -> Result<()> {
         let started = Instant::now();
         std::thread::scope(|scope| {
@@ -221,7 +221,7 @@ impl Cluster {
         self.start_again(name)
     }
 
-    /// Starts the node's part of Kubernetes after it was booted, and waits until it is Ready.
+    /// Starts the node components after a boot, and waits until the node is Ready.
     pub fn start_again(&self, name: &str) -> Result<()> {
         self.start_node(name)?;
         self.wait_ready(name)
@@ -232,7 +232,7 @@ impl Cluster {
         &self.lab
     }
 
-    /// A client with all rights, within the lab's network.
+    /// A client with all permissions, inside the lab's network.
     pub fn kubectl(&self) -> Kubectl {
         self.plane.kubectl()
     }
@@ -247,14 +247,14 @@ impl Cluster {
         &self.tools
     }
 
-    /// An error when a guest or a part of the control plane has died.
+    /// Fails if a guest or a part of the control plane has died.
     pub fn check(&mut self) -> Result<()> {
         self.lab.check()?;
         self.plane.check()
     }
 }
 
-/// How long a pod may take from its creation to Ready on emulated nodes that share two cores.
+/// Time limit from a pod's creation to Ready, on emulated nodes that share two cores.
 pub const POD_DEADLINE: Duration = Duration::from_secs(240);
 
 #[cfg(test)]

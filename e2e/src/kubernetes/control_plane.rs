@@ -17,19 +17,20 @@ use crate::limits::API_SERVER_DEADLINE;
 use crate::progress::step;
 use crate::rundir::RunDir;
 
-/// Addresses of Services.
+/// Address range of Services.
 pub const SERVICE_CIDR: &str = "10.96.0.0/16";
 /// The API server's own Service.
 const SERVICE_ADDRESS: &str = "10.96.0.1";
 
-/// What a control plane is started with.
+/// Options of a control plane.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The address that nodes reach it at; on it and on loopback it listens.
+    /// The address at which nodes reach it. It listens on this address and on loopback.
     pub address: Ipv4Addr,
-    /// The API server's port; a free one at 0.
+    /// The API server's port; 0 selects a free one.
     pub port: u16,
-    /// Run the controller manager: namespaces are emptied, owned objects collected, service accounts given tokens.
+    /// Run the controller manager: it empties namespaces, garbage-collects owned objects, and issues tokens for service
+    /// accounts.
     pub controllers: bool,
     /// Run the scheduler.
     pub scheduler: bool,
@@ -41,10 +42,10 @@ impl Default for Options {
     }
 }
 
-/// A running control plane; ended when dropped.
+/// A running control plane. Stopped when dropped.
 #[derive(Debug)]
 pub struct ControlPlane {
-    // Dropped in this order: clients before what they talk to.
+    // Dropped in this order: clients before their servers.
     scheduler: Option<Service>,
     controllers: Option<Service>,
     api: Option<Service>,
@@ -58,7 +59,7 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Starts it in this existing folder; returns when the API server says that it is ready.
+    /// Starts it in this existing folder. Returns when the API server reports that it is ready.
     pub fn start(tools: Tools, folder: &Path, options: &Options) -> Result<Self> {
         // Another process can take a free port before its server binds it.
         let mut attempts = 0;
@@ -124,7 +125,7 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// Starts the API server, where it was stopped, and waits until it is ready.
+    /// Starts the API server if it was stopped, and waits until it is ready.
     pub fn start_api_server(&mut self) -> Result<()> {
         self.api = Some(Service::start("kube-apiserver", &self.api_command(), &self.folder)?);
         let until = Instant::now() + API_SERVER_DEADLINE;
@@ -142,7 +143,7 @@ impl ControlPlane {
         }
     }
 
-    /// Kills the API server: watches break, requests are refused, until it is started again.
+    /// Kills the API server: watches break and requests are refused until it is started again.
     pub fn stop_api_server(&mut self) {
         self.api = None;
     }
@@ -150,7 +151,7 @@ impl ControlPlane {
     fn start_controllers(&mut self) -> Result<()> {
         self.controllers =
             Some(Service::start("kube-controller-manager", &self.controllers_command(), &self.folder)?);
-        // What pods and tests count on: the account that every pod runs as.
+        // Pods and tests depend on the service account that every pod runs as.
         let kubectl = self.kubectl();
         let until = Instant::now() + API_SERVER_DEADLINE;
         while kubectl.run(&["get", "serviceaccount", "default", "-n", "default"]).is_err() {
@@ -163,30 +164,30 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// An error when one of its processes has ended by itself.
+    /// Fails if one of its processes has ended unexpectedly.
     pub fn check(&mut self) -> Result<()> {
         self.etcd.check()?;
         let others = [&mut self.api, &mut self.controllers, &mut self.scheduler];
         others.into_iter().flatten().try_for_each(Service::check)
     }
 
-    /// A client with all rights.
+    /// A client with all permissions.
     pub fn kubectl(&self) -> Kubectl {
         Kubectl::new(self.tools.path("kubectl"), self.kubeconfig())
     }
 
-    /// The path of a kubeconfig with all rights.
+    /// The path of a kubeconfig with all permissions.
     pub fn kubeconfig(&self) -> PathBuf {
         self.pki.path("admin.kubeconfig")
     }
 
-    /// Writes a kubeconfig for this user (and group), and returns its path: for tests of what its rights allow.
+    /// Writes a kubeconfig for this user (and group) and returns its path, for tests of the user's permissions.
     pub fn kubeconfig_for(&self, user: &str, group: Option<&str>) -> Result<PathBuf> {
         let file = format!("{}.kubeconfig", user.replace(|c: char| !c.is_ascii_alphanumeric(), "-"));
         self.pki.kubeconfig_file(&file, &self.server(), user, group)
     }
 
-    /// The text of a kubeconfig for a client that reaches it at this address (`host:port`).
+    /// The text of a kubeconfig for a client that connects to this address (`host:port`).
     pub fn kubeconfig_text(&self, at: &str, identity: &Identity) -> String {
         self.pki.kubeconfig(&format!("https://{at}"), identity)
     }
@@ -225,7 +226,7 @@ impl ControlPlane {
         flag("bind-address", if local { "127.0.0.1" } else { "0.0.0.0" });
         flag("advertise-address", &self.options.address.to_string());
         if local {
-            // A Service may not point at loopback; without nodes nothing follows it.
+            // A Service must not point to loopback. Without nodes nothing uses it.
             flag("endpoint-reconciler-type", "none");
         }
         flag("secure-port", &self.port.to_string());
@@ -288,7 +289,7 @@ fn etcd(tools: &Tools, pki: &Pki, folder: &Path, port: u16, peer_port: u16) -> C
     let client = format!("https://127.0.0.1:{port}");
     let peer = format!("http://127.0.0.1:{peer_port}");
     etcd.arg("--data-dir").arg(folder.join("etcd"));
-    // It lives no longer than its processes: nothing needs to survive a power loss.
+    // Its data is only needed while its processes run: nothing has to survive a power loss.
     etcd.arg("--unsafe-no-fsync");
     etcd.arg("--listen-client-urls").arg(&client).arg("--advertise-client-urls").arg(&client);
     etcd.arg("--listen-peer-urls").arg(&peer).arg("--initial-advertise-peer-urls").arg(&peer);
@@ -300,7 +301,7 @@ fn etcd(tools: &Tools, pki: &Pki, folder: &Path, port: u16, peer_port: u16) -> C
 }
 
 fn free_ports() -> Result<[u16; 3]> {
-    // Held until all are found, so that they differ.
+    // Held until all are found, so that the ports differ.
     let listeners = [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
     let mut ports = [0; 3];
     for (port, listener) in ports.iter_mut().zip(listeners) {
@@ -309,7 +310,7 @@ fn free_ports() -> Result<[u16; 3]> {
     Ok(ports)
 }
 
-/// A private API server on loopback: no nodes, no root, gone with this value or with the process.
+/// A private API server on loopback. It needs no nodes and no root, and ends when this value is dropped or the process ends.
 #[derive(Debug)]
 pub struct LocalApiServer {
     plane: ControlPlane,
@@ -317,12 +318,12 @@ pub struct LocalApiServer {
 }
 
 impl LocalApiServer {
-    /// Builds what is missing and starts it; `controllers` adds the controller manager.
+    /// Builds the missing programs and starts it; `controllers` adds the controller manager.
     pub fn start(controllers: bool) -> Result<Self> {
         let cache = Cache::open()?;
         let groups: &[&[&str]] = if controllers { &[tools::API, tools::CONTROL] } else { &[tools::API] };
         let tools = Tools::prepare(&cache, groups)?;
-        // Several in one process: each has its number.
+        // There may be several in one process: each has a number.
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let rundir = RunDir::create(&format!("api-{}-{number}", std::process::id()))?;

@@ -25,7 +25,7 @@ impl Kubectl {
         Self { program, kubeconfig, namespace: None }
     }
 
-    /// The same in this namespace, where a call names none.
+    /// The same, with this namespace as the default.
     pub fn within(self, namespace: &str) -> Self {
         Self { namespace: Some(namespace.to_owned()), ..self }
     }
@@ -40,7 +40,7 @@ impl Kubectl {
         &self.kubeconfig
     }
 
-    /// Another program (helm, kubectl-forebay) with the same configuration, and kubectl in its path.
+    /// A command for another program (helm, kubectl-forebay) with the same configuration, and with kubectl in its PATH.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         let own = self.program.parent().unwrap_or(Path::new("/")).display().to_string();
@@ -49,7 +49,7 @@ impl Kubectl {
         command
     }
 
-    /// Runs it; its standard output, or an error with what it complained about.
+    /// Runs it. Returns its standard output, or an error with its standard error.
     pub fn run(&self, arguments: &[&str]) -> Result<String> {
         self.run_with(arguments, b"")
     }
@@ -57,7 +57,7 @@ impl Kubectl {
     /// Same, with this standard input.
     pub fn run_with(&self, arguments: &[&str], input: &[u8]) -> Result<String> {
         let mut command = self.command(&self.program);
-        // A server that hangs must not hang its caller; 0 would wait for ever.
+        // A server that hangs must not block its caller; 0 would wait indefinitely.
         command.arg(format!("--request-timeout={}s", KUBECTL_DEADLINE.as_secs()));
         command.args(self.namespace.iter().map(|name| format!("--namespace={name}"))).args(arguments);
         output_of(command, input).with_context(|| format!("kubectl {}", arguments.join(" ")))
@@ -77,14 +77,14 @@ impl Kubectl {
         Ok(serde_json::from_str(&text)?)
     }
 
-    /// Same; nothing where it does not exist.
+    /// Same; `None` if it does not exist.
     pub fn find(&self, arguments: &[&str]) -> Result<Option<Value>> {
         let text = self.run(&[&["get"], arguments, &["--ignore-not-found", "-o", "json"]].concat())?;
         if text.trim().is_empty() { Ok(None) } else { Ok(Some(serde_json::from_str(&text)?)) }
     }
 
-    /// Asks until the condition holds; on failure the error says what `describe` finds. An error is asked again, unless it is
-    /// [`wait::Hopeless`].
+    /// Polls until the condition holds. On failure, the error contains the output of `describe`. Retries after an error,
+    /// unless it is [`wait::Hopeless`].
     pub fn wait_until(
         &self,
         what: &str,
@@ -99,14 +99,14 @@ impl Kubectl {
     }
 }
 
-/// Runs a command to its end.
+/// Runs a command to completion.
 pub fn output_of(mut command: Command, input: &[u8]) -> Result<String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("start {:?}", command.get_program()))?;
     let stdin = child.stdin.take();
     let output = std::thread::scope(|scope| {
         if let Some(mut stdin) = stdin {
-            // It may end without reading: then its own complaint says why.
+            // It may end without reading its input: then its own error output shows why.
             scope.spawn(move || stdin.write_all(input));
         }
         child.wait_with_output()

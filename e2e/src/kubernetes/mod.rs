@@ -1,7 +1,7 @@
-//! A real Kubernetes: upstream's own binaries, built from pinned Go modules, no registry and no container engine.
+//! A real Kubernetes: upstream's own binaries, built from pinned Go modules, without a registry or a container engine.
 //!
-//! The control plane runs as plain processes on this machine: alone on loopback, which is all that a test of a
-//! reconciler needs, or joined to the lab's network where guests are its nodes.
+//! The control plane runs as plain processes on this machine: either alone on loopback, which is sufficient to test a
+//! reconciler, or connected to the lab's network with guests as nodes.
 
 pub mod cluster;
 pub mod control_plane;

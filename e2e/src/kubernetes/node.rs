@@ -1,4 +1,4 @@
-//! A guest becomes a node: container runtime, kubelet, kube-proxy.
+//! Turns a guest into a node: container runtime, kubelet, kube-proxy.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
@@ -13,37 +13,37 @@ use crate::images::node::PAUSE_IMAGE;
 use crate::lab::Node;
 use crate::progress::{say, seconds};
 
-/// Addresses of all pods.
+/// Address range of all pods.
 pub const POD_CIDR: &str = "10.244.0.0/16";
-/// Where a storage node has room for a pool.
+/// Mount point of a storage node's pool.
 pub const POOL: &str = "/var/lib/forebay";
-/// Where the node's disk is mounted.
+/// Mount point of the node's disk.
 const DISK: &str = "/k8s";
-/// Import of all images into an emulated node that shares two cores, as it would be on hardware.
+/// Deadline, as on hardware, for importing all images into an emulated node that shares two cores.
 const IMPORT_DEADLINE: Duration = Duration::from_secs(60);
 
-/// What distinguishes a node.
+/// Properties that differ between nodes.
 #[derive(Debug, Clone)]
 pub struct Role {
-    /// The last byte of its address, and the third of its pods' network.
+    /// The last byte of its address, and the third byte of its pod network.
     pub number: u8,
-    /// Give it a NIC that can RDMA (soft-RoCE).
+    /// Give it an RDMA-capable NIC (soft-RoCE).
     pub rdma: bool,
     /// Give it an XFS with project quotas at [`POOL`].
     pub pool: bool,
-    /// Archives of images on further disks, from `/dev/vdf` on.
+    /// Number of image archives on further disks, from `/dev/vdf` on.
     pub archives: usize,
     /// Labels it registers with.
     pub labels: Vec<String>,
 }
 
-/// The network of a node's pods.
+/// A node's pod network.
 pub fn pod_network(number: u8) -> String {
     format!("10.244.{number}.0/24")
 }
 
-/// Sets the node up and starts everything; returns before it is Ready. After a reboot it is called again: what is on its
-/// disk is kept.
+/// Configures the node and starts all components; returns before it is Ready. Call it again after a reboot: the content of
+/// the node's disk is kept.
 pub fn start(node: &Node, plane: &ControlPlane, role: &Role, peers: &[(u8, String)]) -> Result<()> {
     let started = Instant::now();
     configure(node, plane, role)?;
@@ -80,7 +80,7 @@ pub fn start(node: &Node, plane: &ControlPlane, role: &Role, peers: &[(u8, Strin
             &format!("--hostname-override={name}"),
             "--proxy-mode=iptables",
             &format!("--cluster-cidr={POD_CIDR}"),
-            // The guest's own defaults stay.
+            // Keep the guest's own defaults.
             "--conntrack-max-per-core=0",
             "--conntrack-tcp-timeout-established=0",
             "--conntrack-tcp-timeout-close-wait=0",
@@ -112,9 +112,9 @@ fn configure(node: &Node, plane: &ControlPlane, role: &Role) -> Result<()> {
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         "clusterDomain": "cluster.local",
         "resolvConf": "",
-        // A small disk and a small memory, all of it the tests'.
+        // Disk and memory are small, and reserved for the tests.
         "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%", "imagefs.available": "1%", "nodefs.inodesFree": "1%"},
-        // Images are imported, not pulled: one that is collected is gone.
+        // Images are imported, not pulled: a garbage-collected image cannot be restored.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "enforceNodeAllocatable": ["pods"],
@@ -136,7 +136,7 @@ fn configure(node: &Node, plane: &ControlPlane, role: &Role) -> Result<()> {
                     "type": "host-local",
                     "ranges": [[{"subnet": pod_network(role.number)}]],
                     "routes": [{"dst": "0.0.0.0/0"}],
-                    // With the pods, it is new after a reboot.
+                    // Like the pods, it does not survive a reboot.
                     "dataDir": "/run/cni",
                 },
             },
@@ -156,7 +156,7 @@ fn configure(node: &Node, plane: &ControlPlane, role: &Role) -> Result<()> {
     ] {
         files.add(path, 0o600, content.as_bytes());
     }
-    // At once: each program that is started in an emulated guest takes its time.
+    // In one step: starting a program in an emulated guest is slow.
     let output =
         node.attempt(&["tar", "-x", "-C", "/", "-f", "-"], &files.finish(), Duration::from_secs(20))?;
     ensure!(output.success(), "configure {}: {}", node.name(), output.complaint());
@@ -164,7 +164,7 @@ fn configure(node: &Node, plane: &ControlPlane, role: &Role) -> Result<()> {
 }
 
 fn containerd_config() -> String {
-    // What is disabled would only complain: it needs what these nodes have not.
+    // The disabled plugins would only log errors: they need features that these nodes do not have.
     format!(
         r#"version = 3
 disabled_plugins = [
@@ -189,8 +189,8 @@ disabled_plugins = [
     )
 }
 
-/// What containers write lies on the scratch disk, since the root is an overlay already. Pools lie on an XFS with project
-/// quotas, in a file of that disk.
+/// Container writes go to the scratch disk, because the root is already an overlay. Pools are on an XFS with project quotas,
+/// in a file on that disk.
 fn prepare_script(role: &Role, peers: &[(u8, String)]) -> String {
     let gateway: Ipv4Addr = room::ADDRESS;
     let pool = role.pool;
@@ -232,7 +232,7 @@ ip route replace default via {gateway}
 }
 
 fn import_script(archives: usize) -> String {
-    // Written by sync so that a power cut right after keeps them; the marker says which they were.
+    // Written with sync, to survive a power cut right afterwards. The marker lists the imported images.
     let mut script = format!(
         "marker=/scratch/imported; touch $marker\n\
          for image in {DISK}/images/*.tar; do\n\

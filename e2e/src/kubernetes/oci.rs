@@ -1,4 +1,4 @@
-//! Images of one static program, as OCI archives: what a registry would have given.
+//! Images of one static program as OCI archives, which replace a registry.
 
 use std::path::Path;
 
@@ -57,8 +57,8 @@ fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", hex(&Sha256::digest(bytes)))
 }
 
-/// The program of every pod's sandbox: it waits for ever. An ELF executable of 64-bit x86, the only processor the lab's
-/// guests have: `again: mov $34, %eax (pause); syscall; jmp again`.
+/// The program of every pod's sandbox. It pauses forever. An ELF executable for 64-bit x86, the only architecture of the
+/// lab's guests: `again: mov $34, %eax (pause); syscall; jmp again`.
 pub fn pause() -> Vec<u8> {
     const CODE: [u8; 9] = [0xb8, 34, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf7];
     const BASE: u64 = 0x40_0000;
@@ -102,7 +102,7 @@ impl Tar {
             100,
             format!("{mode:07o}\0{:07o}\0{:07o}\0{:011o}\0{:011o}\0", 0, 0, content.len(), 0).as_bytes(),
         );
-        // The checksum is made with its own field as blanks.
+        // The checksum is computed with its own field filled with blanks.
         put(148, b"        ");
         put(156, b"0");
         put(257, b"ustar\x0000");
@@ -163,7 +163,7 @@ mod tests {
         let path = folder.path().join("pause");
         std::fs::write(&path, pause()).expect("written");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("executable");
-        // Through a shell: another test that forks now would hold the file open for writing.
+        // Through a shell: a concurrent fork in another test could hold the file open for writing.
         let script = "until \"$0\"; do [ $? = 126 ] || exit; done";
         let mut child = Command::new("sh")
             .args(["-c", script])

@@ -23,7 +23,7 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// The authority, and the folder (closed to other users) where its files lie.
+/// The authority, and the folder of its files, which is closed to other users.
 pub struct Pki {
     folder: PathBuf,
     authority: CertifiedIssuer<'static, KeyPair>,
@@ -36,7 +36,7 @@ impl std::fmt::Debug for Pki {
 }
 
 impl Pki {
-    /// A new authority in this new folder: `ca.crt`, `ca.key`, `service-accounts.key`, `service-accounts.pub`.
+    /// Creates an authority in this new folder: `ca.crt`, `ca.key`, `service-accounts.key`, `service-accounts.pub`.
     pub fn create(folder: &Path) -> Result<Self> {
         use std::os::unix::fs::DirBuilderExt;
         fs::DirBuilder::new()
@@ -57,7 +57,7 @@ impl Pki {
         Ok(pki)
     }
 
-    /// A certificate for this user (and group), which serves under these names and addresses, too.
+    /// Issues a client certificate for this user (and group) that is also a server certificate for these names and addresses.
     pub fn issue(&self, user: &str, group: Option<&str>, names: &[String]) -> Result<Identity> {
         let mut params = CertificateParams::new(names)?;
         params.distinguished_name = name(user, group);
@@ -68,7 +68,7 @@ impl Pki {
         Ok(Identity { certificate, key: key.serialize_pem() })
     }
 
-    /// Same, as `<file>.crt` and `<file>.key`.
+    /// Same, but writes `<file>.crt` and `<file>.key`.
     pub fn issue_files(&self, file: &str, user: &str, group: Option<&str>, names: &[String]) -> Result<()> {
         let identity = self.issue(user, group, names)?;
         self.write(&format!("{file}.crt"), &identity.certificate)?;
@@ -80,14 +80,14 @@ impl Pki {
         self.authority.pem()
     }
 
-    /// A file of the folder.
+    /// Path of a file in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// The text of a kubeconfig for this identity at this server.
+    /// The text of a kubeconfig for this identity and this server.
     pub fn kubeconfig(&self, server: &str, identity: &Identity) -> String {
-        // JSON is YAML.
+        // JSON is valid YAML.
         let encode = |pem: &str| base64(pem.as_bytes());
         let text = serde_json::json!({
             "apiVersion": "v1",
@@ -106,7 +106,7 @@ impl Pki {
         format!("{text:#}\n")
     }
 
-    /// Writes a kubeconfig for a new certificate of this user.
+    /// Writes a kubeconfig with a new certificate for this user.
     pub fn kubeconfig_file(
         &self,
         file: &str,
@@ -130,7 +130,7 @@ impl Pki {
 
 fn name(user: &str, group: Option<&str>) -> DistinguishedName {
     let mut name = DistinguishedName::new();
-    // Kubernetes: the organisation is the group, the common name the user.
+    // In Kubernetes, the organisation is the group and the common name is the user.
     if let Some(group) = group {
         name.push(DnType::OrganizationName, group);
     }

@@ -1,4 +1,4 @@
-//! By what volumes are mounted: RDMA where server and node have it, and what is said and refused where they have not.
+//! Transports of mounts: RDMA if server and node have it, and what is reported and refused otherwise.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::stage::{CLUSTER, LONG, NAMESPACE, Stage};
 use super::workload::{CLASS, OnError, claim_of, mounted, pod_with, volume};
 use crate::lab::Node;
 
-/// A class like [`CLASS`], which leaves `transport` to the driver, but for that.
+/// A class like [`CLASS`], which leaves `transport` to the driver, except that it sets it.
 const RDMA: &str = "forebay-rdma";
-/// For what the node plugin looks at every ten seconds.
+/// For state that the node plugin polls every ten seconds.
 const NOTICED: Duration = Duration::from_secs(120);
 
-/// Soft-RoCE on the network that leads to the server. Removed when dropped.
+/// Soft-RoCE on the network device that connects to the server. Removed when dropped.
 struct Nic<'a>(&'a Node);
 
 impl<'a> Nic<'a> {
@@ -24,7 +24,7 @@ impl<'a> Nic<'a> {
         Ok(Self(node))
     }
 
-    /// Bytes that went by it, as its own counters have them: sent and received packets.
+    /// Packets that it sent and received, according to its own counters.
     fn packets(&self) -> Result<u64> {
         let counters = "cd /sys/class/infiniband/rxe0/ports/1/hw_counters; echo $(( $(cat sent_pkts) + $(cat rcvd_pkts) ))";
         Ok(self.0.run(counters)?.trim().parse()?)
@@ -37,7 +37,7 @@ impl Drop for Nic<'_> {
     }
 }
 
-/// Waits until the node's plugin has seen that the node has, or has no, port that can be used.
+/// Waits until the node's plugin has detected whether the node has a usable port.
 fn wait_noticed(stage: &Stage, node: &str, has: bool) -> Result<()> {
     stage.wait(&format!("the StorageNode of {node} shows its port: {has}"), NOTICED, || {
         let found = stage.kubectl().get(&["storagenode", node])?;
@@ -46,10 +46,10 @@ fn wait_noticed(stage: &Stage, node: &str, has: bool) -> Result<()> {
     })
 }
 
-/// The class [`RDMA`], from the story's.
+/// Creates the class [`RDMA`] from the story's class.
 fn make_class(stage: &Stage) -> Result<()> {
     let found = stage.kubectl().get(&["storageclass", CLASS])?;
-    // Which is auto.
+    // The default is auto.
     ensure!(found["parameters"]["transport"].is_null(), "the story's class is {}", found["parameters"]);
     let mut parameters = found["parameters"].clone();
     parameters["transport"] = "rdma".into();
@@ -65,7 +65,7 @@ fn make_class(stage: &Stage) -> Result<()> {
     stage.kubectl().apply(&class.to_string()).map(drop)
 }
 
-/// The notes of a pod's Events of this reason.
+/// The notes of a pod's Events with this reason.
 fn events(stage: &Stage, pod: &str, reason: &str) -> Result<Vec<String>> {
     let selector = format!("involvedObject.name={pod},reason={reason}");
     let found = stage.kubectl().get(&["events", "--field-selector", &selector])?;
@@ -84,7 +84,7 @@ fn wait_event(stage: &Stage, pod: &str, reason: &str, part: &str) -> Result<Stri
     Ok(note)
 }
 
-/// What it writes and what the other verifies.
+/// Amount that one pod writes and the other verifies.
 const MEBIBYTES: u64 = 8;
 
 pub(super) fn chosen(stage: &Stage) -> Result<String> {
@@ -120,7 +120,7 @@ fn both_kinds(stage: &Stage, one: &Node, two: &Node) -> Result<String> {
     for node in ["compute1", "compute2"] {
         wait_noticed(stage, node, true)?;
     }
-    // RDMA on two nodes, by their own counters.
+    // RDMA on two nodes, according to the devices' own counters.
     kubectl.apply(&claim_of(RDMA, "fast", "256Mi"))?;
     for (pod, node) in [("fast1", "compute1"), ("fast2", "compute2")] {
         kubectl.apply(&pod_with("fast", pod, &image, node, "sleep infinity"))?;
@@ -144,21 +144,21 @@ fn both_kinds(stage: &Stage, one: &Node, two: &Node) -> Result<String> {
     let sum = stage.exec("fast1", &write)?;
     let read = stage.exec("fast2", "sha256sum < /data/f")?;
     ensure!(sum == read, "fast1 wrote {sum}, fast2 read {read}");
-    // A packet of RoCE carries 4 KiB at most.
+    // A RoCE packet carries 4 KiB at most.
     let mut packets = [0; 2];
     for ((packets, nic), before) in packets.iter_mut().zip(&nics).zip(before) {
         *packets = nic.packets()? - before;
         ensure!(*packets >= MEBIBYTES * 256, "{packets} packets by RDMA on {}", nic.0.name());
     }
     kubectl.run(&["delete", "pod", "fast1", "fast2", "--wait=true", "--timeout=240s"])?;
-    // What cifs has connected by the device goes with the mount.
+    // cifs closes its connections over the device at unmount.
     stage.wait("the nodes have unmounted it", NOTICED, || {
         Ok(mounted(one, &fast).is_err() && mounted(two, &fast).is_err())
     })?;
     drop(nics);
     wait_noticed(stage, "compute2", false)?;
 
-    // A node without RDMA: TCP, and it is said.
+    // A node without RDMA: uses TCP, and reports that.
     kubectl.apply(&claim_of(CLASS, "any", "256Mi"))?;
     kubectl.apply(&pod_with("any", "slow", &image, "compute2", "sleep infinity"))?;
     stage.wait_pod("slow")?;
@@ -167,7 +167,7 @@ fn both_kinds(stage: &Stage, one: &Node, two: &Node) -> Result<String> {
     let reported = wait_event(stage, "slow", "MountedOverTcp", "no RDMA device")?;
     ensure!(stage.exec("slow", "echo 1 > /data/f; cat /data/f")?.trim() == "1", "the volume is not served");
 
-    // And one that requires it there: refused.
+    // A volume that requires RDMA there is refused.
     kubectl.apply(&pod_with("fast", "refused", &image, "compute2", "sleep infinity"))?;
     wait_event(stage, "refused", "FailedMount", "no RDMA device")?;
     let phase = kubectl.run(&["get", "pod", "refused", "-o=jsonpath={.status.phase}"])?;
@@ -178,7 +178,7 @@ fn both_kinds(stage: &Stage, one: &Node, two: &Node) -> Result<String> {
     ))
 }
 
-/// A device on the server's node, from which the server's container gets a node only when it is made.
+/// A device on the server's node. The server's container gets the device node only when the container is created.
 struct Later<'a>(&'a Node);
 
 impl<'a> Later<'a> {
@@ -189,13 +189,13 @@ impl<'a> Later<'a> {
 }
 
 impl Drop for Later<'_> {
-    /// Waits for nothing: soft-RoCE goes when the last process that has it open ends, which the server's is.
+    /// Does not wait: soft-RoCE is removed when the last process that has it open ends, which is the server.
     fn drop(&mut self) {
         let _ = self.0.run("(rdma link delete rxe1; ip link delete rdma0) > /dev/null 2>&1 &");
     }
 }
 
-/// A device that comes while the server runs: its container is made again, and no user of a volume notices.
+/// A device that appears while the server runs: the server's container is recreated, and no user of a volume notices.
 pub(super) fn came_later(stage: &Stage) -> Result<String> {
     let cluster = stage.cluster().context("only in the lab")?;
     let pod = format!("{}-0", instance(stage)?);
@@ -220,7 +220,7 @@ pub(super) fn came_later(stage: &Stage) -> Result<String> {
     ])?;
     ensure!(said.contains("gets RDMA device rxe1"), "the Events say {said}");
 
-    // Back to what it was: the device goes with the container that has it open.
+    // Back to the original state: the device is removed with the container that has it open.
     drop(later);
     let old = pod_uid(stage, &pod)?;
     stage.kubectl().run(&["delete", "pod", &pod, "-n", NAMESPACE, "--wait=false"])?;

@@ -1,6 +1,5 @@
-//! A network namespace for a lab with a control plane: guests and native processes meet on one network, and nothing of
-//! the machine's own network is touched. The only door is a relay from a port on the machine's loopback to the API
-//! server.
+//! A network namespace for a lab with a control plane. Guests and native processes share one network, and the machine's own
+//! network is not touched. The only connection is a relay from a port on the machine's loopback to the API server.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -22,24 +21,24 @@ const ROOM: &str = "FOREBAY_LAB_ROOM";
 pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 168, 77, 254);
 const DEVICE: &str = "lab0";
 
-/// Which side this process is on.
+/// The side of the namespace that this process is on.
 #[derive(Debug)]
 pub enum Entered {
-    /// Within.
+    /// Inside.
     Inside(Room),
-    /// This program has run within, and ended with this code.
+    /// This program has run inside, and has ended with this code.
     Ended(u8),
 }
 
-/// The namespace, seen from within.
+/// The namespace, from inside.
 #[derive(Debug)]
 pub struct Room {
     relay_port: u16,
     relay: PathBuf,
 }
 
-/// Runs this program again, with the same arguments, in a namespace of its own. `prepare` runs before, outside, where
-/// the machine's network is.
+/// Runs this program again with the same arguments in a new namespace. `prepare` runs before that, outside, where the
+/// machine's network is available.
 pub fn enter(prepare: impl FnOnce() -> Result<()>) -> Result<Entered> {
     if let Ok(value) = std::env::var(ROOM) {
         let (port, relay) = value.split_once(':').context("FOREBAY_LAB_ROOM is not ours")?;
@@ -56,10 +55,10 @@ pub fn enter(prepare: impl FnOnce() -> Result<()>) -> Result<Entered> {
     let mut command = Command::new("unshare");
     command.arg("--net");
     if !host::is_root() {
-        // Its owner may do in it what needs root elsewhere.
+        // The owner of a user namespace may do in it what needs root elsewhere.
         command.args(["--user", "--map-current-user", "--keep-caps"]);
     }
-    // Inside of unshare: a change of rights would undo the death signal.
+    // Called inside of unshare: a later change of credentials would clear the death signal.
     command.args(["--", "setpriv", "--pdeathsig", "KILL", "--"]);
     command.arg(std::env::current_exe()?).args(std::env::args_os().skip(1));
     command.env(ROOM, format!("{port}:{}", relay.display()));
@@ -78,12 +77,12 @@ pub fn enter(prepare: impl FnOnce() -> Result<()>) -> Result<Entered> {
 }
 
 impl Room {
-    /// The port on the machine's loopback at which the API server is seen from outside.
+    /// The port on the machine's loopback at which clients outside reach the API server.
     pub fn relay_port(&self) -> u16 {
         self.relay_port
     }
 
-    /// Lets outsiders reach this port of the inner loopback.
+    /// Gives clients outside access to this port of the inner loopback.
     pub fn open_relay(&self, port: u16) -> Result<()> {
         let listener = UnixListener::bind(&self.relay)?;
         std::thread::spawn(move || {
@@ -96,7 +95,7 @@ impl Room {
         Ok(())
     }
 
-    /// Joins the lab with the switch that listens here.
+    /// Connects to the switch that listens at `lan`.
     pub fn plug(&self, lan: &Path) -> Result<()> {
         let tap = tap::open(DEVICE)?;
         let ip = |line: String| host::run(Command::new("ip").args(line.split(' ')));
@@ -105,7 +104,7 @@ impl Room {
         let stream = UnixStream::connect(lan).context("connect to the lab's switch")?;
         let (mut frames, mut port) = (tap.try_clone()?, stream.try_clone()?);
         std::thread::spawn(move || {
-            // The length before the frame, both in one write.
+            // The length prefix and the frame, in one write.
             let mut buffer = vec![0; 4 + ETHERNET_FRAME_BYTES_MAX];
             while let Ok(count @ 1..) = frames.read(&mut buffer[4..]) {
                 buffer[..4].copy_from_slice(&(count as u32).to_be_bytes());
@@ -124,20 +123,20 @@ impl Room {
                 if port.read_exact(frame).is_err() {
                     break;
                 }
-                // A frame that the kernel does not take is lost, as on a wire.
+                // A frame that the kernel does not accept is lost, as on a real network.
                 let _ = frames.write_all(frame);
             }
         });
         Ok(())
     }
 
-    /// Sends what is for this network through this node.
+    /// Routes this network through this node.
     pub fn route(&self, network: &str, via: &str) -> Result<()> {
         host::run(Command::new("ip").args(["route", "replace", network, "via", via])).map(drop)
     }
 }
 
-/// Passes bytes both ways until both have ended.
+/// Relays bytes in both directions until both have ended.
 fn join(tcp: TcpStream, unix: UnixStream) {
     let (Ok(tcp_reader), Ok(unix_reader)) = (tcp.try_clone(), unix.try_clone()) else { return };
     std::thread::spawn(move || {

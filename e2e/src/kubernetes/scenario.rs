@@ -1,4 +1,4 @@
-//! What may happen to Forebay in a cluster, and must not be noticed by the users of a volume.
+//! Events that can happen to Forebay in a cluster and that the users of a volume must not notice.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use crate::lab::Node;
 use crate::progress::say;
 use crate::report::Table;
 
-/// Pods of the StorageCluster that is beside the story's.
+/// Pods of the additional StorageCluster next to the story's.
 const PICKY: &str = "storage.forebay.io/cluster=picky";
 
 /// One scenario.
 pub struct Scenario {
-    /// Its name, which filters match.
+    /// Its name. Filters match it.
     pub name: &'static str,
     run: fn(&Stage) -> Result<String>,
 }
@@ -53,8 +53,8 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "uninstall leaves nothing but what the docs say", run: uninstalled },
 ];
 
-/// Runs the scenarios with a name that contains one of `filters` (all where there are none) after installing Forebay; whether
-/// all passed.
+/// Installs Forebay, then runs the scenarios with a name that contains one of `filters` (all if there are none). Returns
+/// whether all passed.
 pub fn run(stage: &Stage, filters: &[String], table: &mut Table) -> Result<bool> {
     let chosen: Vec<&Scenario> = ALL
         .iter()
@@ -95,7 +95,7 @@ pub(super) fn stream(stage: &Stage, on_error: OnError) -> Result<Stream<'_>> {
     Stream::start(stage, ["compute1", "compute2"], on_error)
 }
 
-/// Waits until both have got on since now, and ends them.
+/// Waits until writer and reader have made progress from now on, and ends them.
 pub(super) fn resumed(stream: Stream<'_>) -> Result<String> {
     let at = stream.progress()?;
     stream.wait_progress((at.0 + 5, at.1 + 5))?;
@@ -103,7 +103,7 @@ pub(super) fn resumed(stream: Stream<'_>) -> Result<String> {
     Ok(format!("{written} files written, {verified} verified, no error"))
 }
 
-/// Another pod than this one is ready.
+/// Waits until another pod than this one is ready.
 pub(super) fn wait_replaced(stage: &Stage, pod: &str, old: &str) -> Result<()> {
     stage.wait(&format!("another {pod} is ready"), LONG, || {
         let found = stage.kubectl().find(&["pod", pod, "-n", NAMESPACE])?;
@@ -122,7 +122,7 @@ fn pod_deleted(stage: &Stage) -> Result<String> {
     resumed(stream)
 }
 
-/// The pod's own template, changed without a change of what runs: it must be rolled out.
+/// Changes the pod template without changing what runs: the operator must roll it out.
 fn touch(stage: &Stage, size: &str) -> Result<()> {
     let patch = format!(r#"{{"spec":{{"limits":{{"resources":{{"requests":{{"memory":"{size}"}}}}}}}}}}"#);
     let patched = ["patch", "storagecluster", CLUSTER, "-n", NAMESPACE, "--type=merge", "-p", patch.as_str()];
@@ -132,7 +132,7 @@ fn touch(stage: &Stage, size: &str) -> Result<()> {
 fn operator_killed(stage: &Stage) -> Result<String> {
     let pod = format!("{}-0", instance(stage)?);
     let mut kills = 0;
-    // At three different points of a rollout: at once, when the old pod goes, when the new one comes.
+    // At three different points of a rollout: immediately, when the old pod is removed, and when the new one appears.
     for (round, size) in ["65Mi", "66Mi", "67Mi"].into_iter().enumerate() {
         let old = pod_uid(stage, &pod)?;
         touch(stage, size)?;
@@ -182,7 +182,8 @@ fn upgraded(stage: &Stage) -> Result<String> {
 
 fn rebooted(stage: &Stage) -> Result<String> {
     let cluster = stage.cluster().context("only in the lab")?;
-    // What the power cut takes before it is synced is reported to its writer, which writes it again.
+    // Data that the power cut destroys before it is synced is reported to its writer as an error, and the writer writes it
+    // again.
     let stream = stream(stage, OnError::Again)?;
     let started = Instant::now();
     cluster.reboot("storage1")?;
@@ -201,7 +202,7 @@ fn rebooted(stage: &Stage) -> Result<String> {
     Ok(format!("back after {back} s; {written} files written, {verified} verified, {again} calls done again"))
 }
 
-/// Makes a further NIC that can RDMA: soft-RoCE on a network device that leads nowhere.
+/// Creates an additional RDMA-capable NIC: soft-RoCE on a network device that is not connected.
 pub(super) const FURTHER_NIC: &str = "modprobe -a dummy rdma_rxe\n\
      ip link add rdma0 type dummy\n\
      ip address add 192.168.78.1/24 dev rdma0\n\
@@ -228,7 +229,7 @@ impl Drop for FurtherNic<'_> {
     }
 }
 
-/// The port of the node's [`FurtherNic`] as its StorageNode shows it; null where it does not.
+/// The port of the node's [`FurtherNic`] in its StorageNode; null if it is not listed.
 fn further_port(stage: &Stage, node: &str) -> Result<Value> {
     let found = stage.kubectl().get(&["storagenode", node])?;
     let devices = found["status"]["rdmaDevices"].as_array();
@@ -236,7 +237,7 @@ fn further_port(stage: &Stage, node: &str) -> Result<Value> {
     Ok(device.map_or(Value::Null, |device| device["ports"][0].clone()))
 }
 
-/// Waits until the StorageCluster `picky` judges the nodes like this.
+/// Waits until the StorageCluster `picky` reports these verdicts for the nodes.
 fn wait_verdicts(stage: &Stage, what: &str, wanted: &[(&str, &str)]) -> Result<()> {
     stage.wait(&format!("{what}: {wanted:?}"), Duration::from_secs(120), || {
         let cluster = stage.kubectl().get(&["storagecluster", "picky", "-n", NAMESPACE])?;
@@ -247,8 +248,8 @@ fn wait_verdicts(stage: &Stage, what: &str, wanted: &[(&str, &str)]) -> Result<(
     })
 }
 
-/// A StorageCluster beside the story's, on other ports, with these lines in its `placement.rdma` and a directory that any
-/// node has.
+/// An additional StorageCluster on other ports, with these lines in its `placement.rdma` and a directory that exists on every
+/// node.
 fn picky(rdma: &str) -> String {
     story::STORAGE_CLUSTER
         .replace("name: main", "name: picky")
@@ -270,7 +271,7 @@ fn lands_where_it_fits(stage: &Stage) -> Result<String> {
         Ok(further_port(stage, "compute1")?["usable"] == true)
     })?;
     let done = (|| {
-        // Nowhere: each of these asks for more than any port has.
+        // On no node: each of these requires more than any port offers.
         for (rdma, storage1, compute1) in [
             ("      linkLayer: InfiniBand\n", "WrongLinkLayer", "WrongLinkLayer"),
             ("      minRateGbps: 400\n", "RdmaTooSlow", "RdmaTooSlow"),
@@ -290,7 +291,7 @@ fn lands_where_it_fits(stage: &Stage) -> Result<String> {
         wait_verdicts(stage, "the link is down", &wanted)?;
         let none = kubectl.run(&["get", "pods", "-n", NAMESPACE, "-l", PICKY, "-o", "name"])?;
         ensure!(none.is_empty(), "it runs though no node fits: {none}");
-        // And there alone where one does.
+        // And only on the node with a suitable port.
         nic.set("up")?;
         stage.wait("the cluster on the further NIC is Ready", LONG, || {
             let found = kubectl.get(&["storagecluster", "picky", "-n", NAMESPACE])?;
@@ -353,7 +354,7 @@ fn no_node_fits(stage: &Stage) -> Result<String> {
     Ok(ready["reason"].as_str().unwrap_or("").to_owned())
 }
 
-/// As NOTES.txt says it: the doctor, in a pod with no rights but to look.
+/// Runs the doctor as described in NOTES.txt, in a pod with read-only permissions.
 fn tested(stage: &Stage) -> Result<String> {
     let said = stage.helm(&["test", RELEASE, "--logs", "--timeout", "240s"])?;
     let verdict = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned();
@@ -405,7 +406,7 @@ fn uninstalled(stage: &Stage) -> Result<String> {
     if !left.is_empty() {
         bail!("left behind: {}", left.join(", "));
     }
-    // By choice: CRDs, and the data on the nodes.
+    // Kept on purpose: the CRDs, and the data on the nodes.
     let crds = kubectl.run(&["get", "crd", "-o", "name"])?;
     ensure!(crds.contains("storageclusters.storage.forebay.io"), "helm keeps the CRDs, the docs say: {crds}");
     Ok("the CRDs stay, as the docs say".into())

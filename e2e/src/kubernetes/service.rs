@@ -1,4 +1,4 @@
-//! A program that runs natively beside the lab: its log, its end.
+//! A program that runs natively next to the lab, with its log and its end.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use crate::limits::CONSOLE_TAIL_LINES;
 use crate::rundir;
 
-/// A running program; killed when dropped, and by the kernel when this process ends.
+/// A running program. It is killed when dropped, and by the kernel when this process ends.
 #[derive(Debug)]
 pub struct Service {
     name: String,
@@ -20,7 +20,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts it, its output appended to `<folder>/<name>.log`.
+    /// Starts it and appends its output to `<folder>/<name>.log`.
     pub fn start(name: &str, command: &Command, folder: &Path) -> Result<Self> {
         let log = folder.join(format!("{name}.log"));
         let output = File::options()
@@ -45,7 +45,7 @@ impl Service {
         Ok(Self { name: name.to_owned(), child, log })
     }
 
-    /// An error with the end of its log when it is no longer running.
+    /// Fails with the end of its log if it is no longer running.
     pub fn check(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!("{} ended with {status}; its log ends with:\n{}", self.name, self.log_tail());
@@ -72,8 +72,8 @@ impl Drop for Service {
 
 type Order = (Command, Sender<std::io::Result<Child>>);
 
-/// The kernel's death signal follows the thread that started a program, and a test's thread ends with its test: one
-/// thread that lives as long as the process starts them all.
+/// The death signal is bound to the thread that started a program, and a test's thread ends with its test. So a single thread
+/// that lives as long as the process starts all programs.
 fn spawn_from_keeper(command: Command) -> Result<Child> {
     static KEEPER: OnceLock<Mutex<Sender<Order>>> = OnceLock::new();
     let keeper = KEEPER.get_or_init(|| {

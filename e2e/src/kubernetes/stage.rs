@@ -1,4 +1,4 @@
-//! A cluster with Forebay on it, ours or a user's own: what the story and the scenarios act on.
+//! A cluster with Forebay on it, ours or a user's own. The story and the scenarios run on it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,12 +19,12 @@ pub const NAMESPACE: &str = "forebay-system";
 pub const RELEASE: &str = "forebay";
 /// The StorageCluster.
 pub const CLUSTER: &str = "main";
-/// Where the story works on a user's own cluster.
+/// Namespace of the story on a user's own cluster.
 const OWN_NAMESPACE: &str = "forebay-quickstart";
-/// A rollout or a job on emulated nodes that share two cores.
+/// Deadline of a rollout or a job on emulated nodes that share two cores.
 pub const LONG: Duration = Duration::from_secs(420);
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug)]
 pub struct Stage {
     kubectl: Kubectl,
@@ -35,18 +35,18 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// On a cluster of the lab.
+    /// Stage on a cluster of the lab.
     pub fn on(cluster: Cluster, chart: &Path) -> Result<Self> {
         let helm = cluster.tools().path("helm");
-        // As few as can be, since the nodes are emulated; but the operator's node may be one that is lost.
+        // As few replicas as possible, since the nodes are emulated. But the operator's node may be the one that is lost.
         let helm_arguments =
             ["--set", "operator.replicas=2,csi.controller.replicas=1"].map(str::to_owned).to_vec();
         let chart = chart_at(chart)?;
         Ok(Self { kubectl: cluster.kubectl(), helm, chart, helm_arguments, cluster: Some(cluster) })
     }
 
-    /// On the cluster of the user's kubeconfig, in a namespace of its own. Nodes must have the image, or know a registry that
-    /// does.
+    /// Stage on the cluster of the user's kubeconfig, in a separate namespace. The nodes must have the image, or a registry
+    /// that provides it.
     pub fn existing(kubectl: PathBuf, helm: PathBuf, chart: &Path, arguments: &[String]) -> Result<Self> {
         let set = std::env::var_os("KUBECONFIG")
             .context("--existing-cluster takes the cluster of KUBECONFIG, which is not set")?;
@@ -60,7 +60,7 @@ impl Stage {
         Ok(Self { kubectl, helm, chart: chart_at(chart)?, helm_arguments: arguments.to_vec(), cluster: None })
     }
 
-    /// What a user removes afterwards.
+    /// What a user should remove afterwards.
     pub fn farewell(&self) -> Option<String> {
         self.cluster.is_none().then(|| {
             format!(
@@ -75,7 +75,7 @@ impl Stage {
         &self.kubectl
     }
 
-    /// The lab's cluster, where it is one.
+    /// The lab's cluster, if it is one.
     pub fn cluster(&self) -> Option<&Cluster> {
         self.cluster.as_ref()
     }
@@ -87,7 +87,7 @@ impl Stage {
         output_of(command, b"").with_context(|| format!("helm {}", arguments.join(" ")))
     }
 
-    /// Installs or upgrades the chart, with these arguments added, and waits for its parts.
+    /// Installs or upgrades the chart, with these arguments added, and waits for its components.
     pub fn install(&self, arguments: &[&str]) -> Result<()> {
         let chart = self.chart.display().to_string();
         let own: Vec<&str> = self.helm_arguments.iter().map(String::as_str).collect();
@@ -104,15 +104,15 @@ impl Stage {
         Ok(!found.trim().is_empty())
     }
 
-    /// The image that the operator runs from, of pods that use volumes, too: it has a shell and coreutils.
+    /// The operator's image, which pods that use volumes also run: it has a shell and coreutils.
     pub fn image(&self) -> Result<String> {
         let path = "-o=jsonpath={.spec.template.spec.containers[0].image}";
         self.kubectl.run(&["get", "deployment", "forebay-operator", "-n", NAMESPACE, path])
     }
 
-    /// Waits until every part of the chart runs as its manifest says.
+    /// Waits until every component of the chart runs according to its manifest.
     pub fn wait_rolled_out(&self) -> Result<()> {
-        // The nodes' plugins are replaced one by one.
+        // The node plugins are replaced one by one.
         let timeout = format!("--timeout={}s", 2 * LONG.as_secs());
         for part in
             ["daemonset/forebay-csi-node", "deployment/forebay-operator", "deployment/forebay-csi-controller"]
@@ -125,7 +125,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Waits until the condition `Ready` of the StorageCluster is true for its present generation.
+    /// Waits until the StorageCluster's condition `Ready` is true for its current generation.
     pub fn wait_cluster_ready(&self) -> Result<()> {
         self.wait("the StorageCluster is Ready", LONG, || {
             let cluster = self.kubectl.get(&["storagecluster", CLUSTER, "-n", NAMESPACE])?;
@@ -135,12 +135,12 @@ impl Stage {
         })
     }
 
-    /// Asks until it holds; a failure tells of the whole cluster.
+    /// Polls until the condition holds. A failure describes the whole cluster.
     pub fn wait(&self, what: &str, deadline: Duration, holds: impl FnMut() -> Result<bool>) -> Result<()> {
         self.kubectl.wait_until(what, deadline, holds, String::new)
     }
 
-    /// Waits until a pod runs and is ready.
+    /// Waits until a pod is running and ready.
     pub fn wait_pod(&self, name: &str) -> Result<()> {
         self.wait(&format!("pod {name} is ready"), LONG, || {
             let pod = self.kubectl.get(&["pod", name])?;
@@ -153,7 +153,7 @@ impl Stage {
         })
     }
 
-    /// Waits until a Job is complete; an error as soon as it has failed.
+    /// Waits until a Job is complete. Fails as soon as the Job has failed.
     pub fn wait_job(&self, name: &str) -> Result<()> {
         self.wait(&format!("job {name} is complete"), LONG, || {
             let job = self.kubectl.get(&["job", name])?;
@@ -164,7 +164,7 @@ impl Stage {
         })
     }
 
-    /// What all pods of a Job have said.
+    /// The logs of all pods of a Job.
     pub fn job_logs(&self, name: &str) -> Result<String> {
         self.kubectl.run(&["logs", "-l", &format!("job-name={name}"), "--prefix", "--tail=50"])
     }
@@ -174,7 +174,7 @@ impl Stage {
         self.kubectl.run(&["exec", pod, "--", "/bin/bash", "-euc", script])
     }
 
-    /// Runs `kubectl forebay` with these arguments; what it says, and the code it ended with.
+    /// Runs `kubectl forebay` with these arguments. Returns its output and exit code.
     pub fn forebay(&self, arguments: &[&str]) -> Result<(String, Option<i32>)> {
         let program = product::binaries()?.join("kubectl-forebay");
         ensure!(program.exists(), "{} is not built", program.display());
@@ -184,7 +184,7 @@ impl Stage {
         Ok((said.concat(), output.status.code()))
     }
 
-    /// What `kubectl forebay status` shows; that something is not ready is no error.
+    /// The output of `kubectl forebay status`. It is no error if something is not ready.
     pub fn forebay_status(&self) -> Result<String> {
         const NOT_READY: i32 = 1;
         let (said, code) = self.forebay(&["status"])?;
@@ -192,7 +192,7 @@ impl Stage {
         Ok(said)
     }
 
-    /// Everything that may tell why something failed.
+    /// Everything that may help to find the cause of a failure.
     pub fn describe(&self) -> String {
         let mut out = String::new();
         let mut show = |title: &str, arguments: &[&str]| {
@@ -222,7 +222,7 @@ fn chart_at(chart: &Path) -> Result<PathBuf> {
     chart.canonicalize().context("the chart's folder")
 }
 
-/// A condition of an object's status; null where it has none of this type.
+/// A condition of an object's status; null if it has none of this type.
 pub fn condition<'a>(object: &'a Value, kind: &str) -> &'a Value {
     const NONE: &Value = &Value::Null;
     let conditions = object["status"]["conditions"].as_array();

@@ -1,4 +1,4 @@
-//! The quickstart: Forebay on Kubernetes as people meet it, step by step.
+//! The quickstart: Forebay on Kubernetes as a new user experiences it, step by step.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use super::workload::{claim, pod, training};
 use crate::progress::say;
 use crate::report::Table;
 
-/// What the story applies: one server, on a node with a NIC for RDMA. In the lab that is the storage node alone.
+/// The StorageCluster of the story: one server, on a node with an RDMA NIC. In the lab, only the storage node qualifies.
 pub const STORAGE_CLUSTER: &str = "apiVersion: storage.forebay.io/v1alpha1
 kind: StorageCluster
 metadata:
@@ -36,21 +36,21 @@ spec:
       default: true
 ";
 
-/// The same on a user's own cluster, of which nothing is known: the documentation's least, and not the default class.
+/// The same for a user's own, unknown cluster: the minimal example of the documentation, and not the default class.
 const STORAGE_CLUSTER_ANYWHERE: &str = include_str!("../../../manifests/examples/cluster-minimal.yaml");
 
 const FIRST: &str = "512Mi";
 const LATER: &str = "640Mi";
 
-/// A step that the next ones need.
+/// Fails if a step failed that the next ones need.
 fn must(done: Option<String>) -> Result<()> {
     done.map(drop).context("the story ends here: a step failed")
 }
 
-/// Installs Forebay and makes a StorageCluster.
+/// Installs Forebay and creates a StorageCluster.
 pub fn install(stage: &Stage, table: &mut Table) -> Result<()> {
     must(table.run("helm install forebay", || {
-        // What a user has is not ours to change.
+        // A user's existing installation is not ours to change.
         if stage.cluster().is_none() && stage.is_installed()? {
             return Ok("there already: left as it is".into());
         }
@@ -96,7 +96,7 @@ pub fn use_it(stage: &Stage, table: &mut Table) -> Result<()> {
         stage.kubectl().apply(&training(&stage.image()?))?;
         stage.wait_job("training")?;
         let logs = stage.job_logs("training")?;
-        // A rank that was started again says it twice.
+        // A restarted rank prints it twice.
         for line in ["rank 0 on", "rank 1 on", "rank 0: checkpoint of rank 1", "rank 1: checkpoint of rank 0"]
         {
             let said = logs.lines().any(|one| one.contains(line) && one.ends_with(" verified"));
@@ -115,7 +115,7 @@ pub fn use_it(stage: &Stage, table: &mut Table) -> Result<()> {
     must(table.run("the claim grows while a pod uses it", || {
         let patch = format!(r#"{{"spec":{{"resources":{{"requests":{{"storage":"{LATER}"}}}}}}}}"#);
         stage.kubectl().run(&["patch", "pvc", "training", "-p", &patch])?;
-        // Without quotas, as they may be on a user's own nodes, the volume is as large as the disk.
+        // Without quotas, which is possible on a user's own nodes, the volume is as large as the disk.
         if stage.cluster().is_some() {
             stage.wait("df in the running pod shows the new size", Duration::from_secs(180), || {
                 Ok(stage.exec("notebook", "df --output=size -BM /data | tail -n 1")?.trim() == "640M")
@@ -135,7 +135,7 @@ fn checkpoint_is_whole(stage: &Stage) -> Result<String> {
     Ok(format!("{} verified by the third pod", stage.exec("notebook", script)?.trim()))
 }
 
-/// What a user looks at, printed.
+/// Prints what a user looks at.
 fn look(stage: &Stage, table: &mut Table) {
     let mut shown = String::new();
     table.run("kubectl get storagecluster,storagenode,pvc; kubectl forebay status", || {
@@ -148,7 +148,7 @@ fn look(stage: &Stage, table: &mut Table) {
     println!("\n{shown}");
 }
 
-/// A node is lost, and its instance served by another one: not on a user's own cluster: its nodes are not ours.
+/// Loses a node, so that another one serves its instance. Not on a user's own cluster: its nodes are not ours.
 fn lose_a_node(stage: &Stage, table: &mut Table) -> Result<()> {
     let mut moving = None;
     must(table.run(
@@ -168,7 +168,7 @@ fn lose_a_node(stage: &Stage, table: &mut Table) -> Result<()> {
     )
 }
 
-/// Runs the story on this stage, with the loss of a node if `node_loss` is set; whether every step went well.
+/// Runs the story on this stage, with the loss of a node if `node_loss` is set. Returns whether every step succeeded.
 pub fn tell(stage: &Stage, table: &mut Table, started: Instant, node_loss: bool) -> bool {
     let reported = install(stage, table).and_then(|()| use_it(stage, table)).and_then(|()| {
         if node_loss && stage.cluster().is_some() {

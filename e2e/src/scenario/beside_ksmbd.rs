@@ -1,5 +1,5 @@
-//! How fast our server is beside the kernel's own, in the same guests, one after the other in one run, over RDMA and over
-//! TCP. Guests are emulated where there is no KVM: only the ratios mean something.
+//! Compares the speed of our server with ksmbd, the kernel's server, in the same guests, one after the other in one run, over
+//! RDMA and over TCP. Without KVM the guests are emulated, so only the ratios are meaningful.
 
 use std::time::Duration;
 
@@ -11,27 +11,27 @@ use crate::lab::{Lab, Node, NodeSpec, client, storage};
 use crate::progress::say;
 use crate::site::{Kind, POOL, Site, check_built};
 
-/// What fio writes, and reads then.
+/// Amount that fio writes and then reads.
 const MEBIBYTES: u64 = 64;
 const TCP: &[(&str, &str)] = &[("vers", "3.1.1")];
 
-/// One way of moving data.
+/// A transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Rdma,
     Tcp,
 }
 
-/// What one run of fio came to.
+/// The result of one run of fio.
 #[derive(Debug, Clone, Copy)]
 struct Figures {
     /// MB/s.
     rate: f64,
-    /// Processor seconds of the server's node per GB, in its own time.
+    /// Processor seconds of the server's node per GB, in the guest's time.
     cpu: f64,
 }
 
-/// What is measured of a server: writing and reading, over RDMA and over TCP.
+/// The measurements of one server: writing and reading, over RDMA and over TCP.
 #[derive(Debug, Default)]
 struct Measured {
     rows: [Vec<Figures>; 4],
@@ -44,7 +44,7 @@ const ROWS: [(&str, Way, &str); 4] = [
     ("TCP, read", Way::Tcp, "read"),
 ];
 
-/// Measures both in turns, prints a table, and says whether our medians of the rates are at least ksmbd's.
+/// Measures both servers in turns, prints a table, and returns whether the medians of our rates are at least ksmbd's.
 pub fn run(rounds: usize) -> Result<bool> {
     ensure!(rounds > 0, "at least one round");
     check_built(Kind::Forebay)?;
@@ -135,7 +135,7 @@ fn both(server: &Node, client: &Node, folder: &str, way: Way, into: &mut Measure
     Ok(())
 }
 
-/// Bytes per second in millions, and bytes.
+/// Returns millions of bytes per second, and bytes.
 fn fio(client: &Node, folder: &str, direction: &str) -> Result<(f64, f64)> {
     let script = format!(
         "cd /tmp; fio --name=measured --directory={folder} --size={MEBIBYTES}m --rw={direction} --bs=1m --iodepth=16 \
@@ -151,7 +151,7 @@ fn fio(client: &Node, folder: &str, direction: &str) -> Result<(f64, f64)> {
     Ok((rate / 1e6, bytes))
 }
 
-/// Seconds that the processors of a node have worked since its start.
+/// Busy seconds of a node's processors since its start.
 fn busy(node: &Node) -> Result<f64> {
     let line = node.run("head -n 1 /proc/stat")?;
     let ticks: Vec<f64> = line.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();

@@ -1,4 +1,4 @@
-//! `forebay-target` on the target's node: its file, its life, and what it has made in the kernel.
+//! `forebay-target` on the target's node: its configuration file, its lifecycle, and what it has created in the kernel.
 
 use std::time::Duration;
 
@@ -18,14 +18,14 @@ pub(super) const OTHER_NQN: &str = "nqn.2026-01.io.forebay:lab-other";
 pub(super) const OTHER_FILE: &str = "/srv/fabric/other";
 pub(super) const METRICS: &str = "127.0.0.1:9447";
 
-/// What the file says.
+/// The content of the file.
 #[derive(Clone)]
 pub(super) struct Says {
     pub(super) ports: Vec<Port>,
     pub(super) hosts: Vec<String>,
-    /// What namespaces of the first subsystem are on. The first one has the lab's UUID.
+    /// Backing storage of the first subsystem's namespaces. The first namespace has the lab's UUID.
     pub(super) namespaces: Vec<String>,
-    /// A second subsystem.
+    /// Whether there is a second subsystem.
     pub(super) other: bool,
 }
 
@@ -58,13 +58,13 @@ impl Says {
     }
 }
 
-/// The program on the target's node. Dropped, it is killed.
+/// The program on the target's node. Dropping this kills it.
 pub(super) struct Target<'a> {
     pub(super) node: &'a Node,
 }
 
 impl<'a> Target<'a> {
-    /// On a node where nothing is offered and no file is there.
+    /// On a node that offers nothing and has no configuration file.
     pub(super) fn new(fabric: &Fabric<'a>) -> Result<Self> {
         ensure!(product::has(PROGRAM), "{PROGRAM} is not built beside forebay-lab");
         let node = fabric.target();
@@ -94,13 +94,13 @@ impl<'a> Target<'a> {
         self.node.service_log(PROGRAM)
     }
 
-    /// A command of it: exit status and what it says.
+    /// Runs one of its commands. Returns exit status and output.
     pub(super) fn ask(&self, command: &str) -> Result<(Option<i32>, String)> {
         let output = self.node.attempt(&[PROGRAM, command], &[], Duration::from_secs(30))?;
         Ok((output.exit.code, format!("{}{}", output.text(), output.complaint())))
     }
 
-    /// Until all is as the file says.
+    /// Waits until the kernel's configuration matches the file.
     pub(super) fn wait(&self) -> Result<()> {
         let mut said = String::new();
         self.node
@@ -124,7 +124,7 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
-    /// All that was made in the kernel's target, by any program. The numbers of ports are left out: the target chooses them.
+    /// The whole configuration in the kernel's target, from any program. Port numbers are left out: the target chooses them.
     pub(super) fn tree(&self) -> Result<String> {
         self.node.run(&format!(
             "cd {NVMET}; {{ find subsystems ports hosts -mindepth 1 \\( -type l -o -type d \\); \
@@ -147,13 +147,13 @@ impl Drop for Target<'_> {
     }
 }
 
-/// The port that hosts of this transport look for.
+/// The port that hosts of this transport connect to.
 pub(super) fn at(fabric: &Fabric<'_>, transport: &str) -> Vec<Port> {
     let service = if transport == "rdma" { RDMA } else { TCP };
     vec![port(1, transport, fabric.target().address(), service)]
 }
 
-/// Has the program offer the lab's file, which must be blank, and end: what it offers stays offered.
+/// Makes the program offer the lab's file, which must be blank, and end. The offer persists.
 pub(super) fn offer(
     fabric: &Fabric<'_>,
     hosts: Vec<AllowedHost>,
@@ -167,7 +167,7 @@ pub(super) fn offer(
     target.start()?;
     target.wait()?;
     target.stop()?;
-    // The fabric takes it all away.
+    // The fabric removes everything.
     std::mem::forget(target);
     Ok(())
 }

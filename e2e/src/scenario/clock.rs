@@ -1,7 +1,7 @@
-//! The clock of the server's machine steps by an hour and back, again and again. No timeout of the server may notice.
+//! The clock of the server's machine steps by an hour and back, repeatedly. This must not affect any timeout of the server.
 //!
-//! Lease breaks under such steps are tested as conversations (`smb/tests/files/caching.rs`): Linux's client (7.2) keeps later writes of
-//! a handle that is open in its cache after a break, with Samba, too, so that two nodes cannot show it.
+//! Conversation tests cover lease breaks under such steps (`smb/tests/files/caching.rs`). Two nodes cannot show them: after a
+//! break, Linux's client (7.2) keeps caching later writes of an open handle, with Samba as well.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     vec![ours("the clock steps by an hour and back under a writer and readers: no error", load)]
 }
 
-/// Longer than any time that the server waits for a client.
+/// Longer than any time for which the server waits for a client.
 const STEP: &str = "1 hour";
 
-/// Steps the clock until its standard input ends; the steps add up to none.
+/// Steps the clock until standard input ends. The steps sum up to zero.
 const STEPPING: &str = "exec 3<&0; cat <&3 > /dev/null & input=$!; steps=0
     while kill -0 $input 2> /dev/null; do
         date -s \"+$1\" > /dev/null; sleep 0.05; date -s \"-$1\" > /dev/null; sleep 0.05
@@ -34,7 +34,7 @@ impl Stepping {
         Ok(Self(site.storage().spawn(&["sh", "-c", STEPPING, "stepping", STEP])?))
     }
 
-    /// Ends it; how often the clock has stepped.
+    /// Ends the stepping. Returns how often the clock has stepped.
     fn end(self) -> Result<String> {
         let lines = self.0.finish(Duration::from_secs(20))?;
         let steps: u32 = lines.last().and_then(|line| line.strip_suffix(" steps")?.parse().ok()).unwrap_or(0);

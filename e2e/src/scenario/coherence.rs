@@ -1,4 +1,4 @@
-//! Two nodes on one volume: what one does, the other sees.
+//! Two nodes on one volume: each sees the other's changes.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use super::{MIB, ONE, Scenario, TWO, ours, scenario};
 use crate::site::{Mounted, POOL, Site};
 
-/// The attribute cache is kept for a second; the rest is patience.
+/// One second for the attribute cache; the rest is margin.
 const SEEN_WITHIN: Duration = Duration::from_secs(4);
 
 pub(super) fn scenarios() -> Vec<Scenario> {
@@ -40,10 +40,10 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// An action on one node, and the command with the output that the other must then give.
+/// An action on one node, and a command that must then print this output on the other.
 const STEPS: &[(&str, &str, &str)] = &[
     ("mkdir d; printf one > d/f", "cat d/f", "one"),
-    // Same size: only the content, or a time, tells.
+    // Same size: only the content or a timestamp differs.
     ("printf two > d/f", "cat d/f", "two"),
     ("printf ' and more' >> d/f", "cat d/f; stat -c ' %s' d/f", "two and more 12"),
     ("truncate -s 3 d/f", "stat -c %s d/f", "3"),
@@ -52,7 +52,7 @@ const STEPS: &[(&str, &str, &str)] = &[
     ("printf x > e/h; mv e/h e/g", "cat e/g; ls e", "xg"),
     ("ln -s g e/link; cat e/link", "readlink e/link", "g"),
     ("rm e/g", "ls e", "link"),
-    // By name, too: a node that has just seen `d` believes in it for as long as its attribute cache is kept.
+    // By name as well: a node that has just looked up `d` assumes that it exists until its attribute cache expires.
     ("rm -r e", "ls -d d e 2>/dev/null || ls", ""),
 ];
 
@@ -102,7 +102,7 @@ fn turns(site: &Site) -> Result<String> {
     Ok(String::new())
 }
 
-/// Requests that a second listing may make: to find the directory, and to ask for its own attributes, twice.
+/// Requests that a second listing may send: to look up the directory and to query its attributes, twice.
 const LOOK_UPS_MAX: u64 = 6;
 
 /// The node holds a lease on the directory until the other one changes something in it.
@@ -115,7 +115,8 @@ fn listed_again(site: &Site) -> Result<String> {
     let two = site.mount(site.node(TWO), &volume, &[])?;
     let list = || -> Result<(String, u64)> {
         let before = requests(&one)?;
-        // Names and attributes; not ls -l, which also asks for the extended attributes of each file, which the client does not cache.
+        // Names and attributes. Not ls -l: it also queries the extended attributes of each file, which the client does not
+        // cache.
         let show = format!("find {} -type f -printf '%s %m %T@ %f\\n' | sort -k 4", one.join("d"));
         let listing = one.node().run_within(&show, LIST_WITHIN)?;
         Ok((listing, requests(&one)? - before))
@@ -145,20 +146,20 @@ fn listed_again(site: &Site) -> Result<String> {
 /// The server waits for 6 s for the writer to flush or close the file. The client's own limit is 30 s.
 const GROWN_WITHIN: Duration = Duration::from_secs(20);
 
-/// The writer keeps its file open: nothing but its WRITEs says that the file has grown.
+/// The writer keeps its file open: only its WRITEs show that the file has grown.
 fn grows(site: &Site) -> Result<String> {
     let volume = site.volume(64 * MIB)?;
     let one = site.mount(site.node(ONE), &volume, &[])?;
     let two = site.mount(site.node(TWO), &volume, &[])?;
     one.node().run(&format!("cd {} && mkdir d && printf 0 > d/log", one.path()))?;
-    // Past the page cache: each byte is a WRITE at once, and nothing is flushed.
+    // With direct I/O, each byte is an immediate WRITE, and nothing is flushed.
     one.node().run(&format!(
         "mkfifo /run/bytes; setsid dd if=/run/bytes of={} bs=1 oflag=append,direct conv=notrunc > /dev/null 2>&1 &\n\
          sleep 3600 > /run/bytes 2> /dev/null < /dev/null & echo $! > /run/bytes.pid",
         one.join("d/log")
     ))?;
     for size in 2..=3 {
-        // Not ls -l: that asks for extended attributes, for which the writer loses its write caching.
+        // Not ls -l: it queries extended attributes, which makes the writer lose its write caching.
         let list = format!("ls {} > /dev/null; stat -c %s {}", two.join("d"), two.join("d/log"));
         let listed = two.node().run(&list)?;
         ensure!(listed == (size - 1).to_string(), "{listed} bytes before there were {size}");
@@ -174,7 +175,7 @@ fn grows(site: &Site) -> Result<String> {
     Ok(String::new())
 }
 
-/// Packages as pip installs them: a directory each, compiled.
+/// Packages as pip installs them: one directory each, with compiled modules.
 const MAKE_PACKAGES: &str = r"import compileall, os
 names = []
 for package in range(10):
@@ -185,7 +186,8 @@ for package in range(10):
 with open('everything.py', 'w') as file: file.write('import ' + ', '.join(names))
 assert compileall.compile_dir('.', quiet=1)";
 
-/// What the import phase of a training job costs on a node with these mount options: requests of a first process, and of one more.
+/// Cost of the import phase of a training job on a node with these mount options: requests of a first process, and of a
+/// second one.
 fn imports(site: &Site, options: &[(&str, &str)]) -> Result<(u64, u64)> {
     let volume = site.volume(64 * MIB)?;
     let one = site.mount(site.node(ONE), &volume, &[])?;
@@ -215,7 +217,7 @@ fn imports_as_mounted(site: &Site) -> Result<String> {
 
 const LIST_WITHIN: Duration = Duration::from_secs(60);
 
-/// Requests that a mount has made: the client's own count for its share.
+/// Number of requests of a mount: the client's own counter for its share.
 fn requests(at: &Mounted<'_>) -> Result<u64> {
     let account = at.node().run("cat /proc/fs/cifs/Stats")?;
     let share = at.node().run(&format!("findmnt -n -o SOURCE {}", at.path()))?.replace('/', "\\");

@@ -14,12 +14,12 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     vec![scenario("kill -9 of the server under write load", killed)]
 }
 
-/// Kills in one run: one could be lucky.
+/// Kills in one run. A single one could succeed by chance.
 const ROUNDS: usize = 3;
 /// Files synced between two kills.
 const FILES_PER_ROUND: usize = 12;
-/// Writes that a kill may take with it: the one that is under way, and those that are tried while nothing listens. The client waits for
-/// the server, and tries again by itself.
+/// Writes that may fail per kill: the one in flight, and those that are attempted while no server listens. The client waits
+/// for the server and retries without intervention.
 const REFUSED_PER_KILL: usize = 4;
 const SEED: u64 = 77;
 
@@ -27,7 +27,7 @@ fn synced(lines: &[String]) -> Vec<u64> {
     lines.iter().filter_map(|line| line.strip_prefix("synced ")?.parse().ok()).collect()
 }
 
-/// How many writes failed; an error where that is more than an outage explains.
+/// Returns how many writes failed. Fails if an outage does not explain that many.
 pub(super) fn refused(lines: &[String], limit: usize) -> Result<usize> {
     let refused: Vec<&str> =
         lines.iter().map(String::as_str).filter(|line| line.starts_with("failed")).collect();
@@ -53,14 +53,14 @@ fn killed(site: &Site) -> Result<String> {
         site.kill_server()?;
         site.start_server()?;
     }
-    // The client gets no notice: it has to find the server again by itself, and did so in each round.
+    // The client receives no notification: it has to find the server again without intervention, and did so in each round.
     let before = synced(writer.lines()).len();
     reach(&mut writer, "the client reconnects by itself and writes on", before + FILES_PER_ROUND)?;
     let lines = writer.finish(Duration::from_secs(60))?;
     let numbers = synced(&lines);
     let failed = refused(&lines, ROUNDS * REFUSED_PER_KILL)?;
 
-    // On the server's own disk, byte for byte, before the client could repair anything by reading or writing.
+    // Checked on the server's own disk, byte for byte, before the client could repair anything by reading or writing.
     let records = |folder: &str| Records { folder: folder.into(), seed: SEED, numbers: numbers.clone() };
     let bytes: u64 = site.storage().call("verify-records", &records(&volume.folder))?;
     mounted.unmount()?;

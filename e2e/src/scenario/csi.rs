@@ -1,4 +1,4 @@
-//! Through the driver's sockets, as Kubernetes would.
+//! Calls through the driver's sockets, as Kubernetes makes them.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -20,14 +20,14 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// The credentials that a Secret would hold.
+/// The credentials in a Secret.
 pub(crate) fn secrets() -> HashMap<String, String> {
     [("username", "csi-user"), ("password", "csi-password-1")]
         .map(|(k, v)| (k.to_owned(), v.to_owned()))
         .into()
 }
 
-/// A CreateVolume of this name and size.
+/// A CreateVolume request with this name and size.
 pub(crate) fn create(name: &str, bytes: u64) -> CsiRequest {
     CsiRequest::CreateVolume {
         name: name.into(),
@@ -38,7 +38,7 @@ pub(crate) fn create(name: &str, bytes: u64) -> CsiRequest {
     }
 }
 
-/// A NodeStageVolume of a volume as CreateVolume answered it.
+/// A NodeStageVolume request for a volume, built from the CreateVolume response.
 pub(crate) fn stage(volume: &Answer, staging: &str) -> CsiRequest {
     stage_with(volume, staging, &[])
 }
@@ -54,7 +54,7 @@ pub(super) fn stage_with(volume: &Answer, staging: &str, options: &[&str]) -> Cs
     }
 }
 
-/// A NodePublishVolume of it.
+/// A NodePublishVolume request for the volume.
 pub(crate) fn publish(volume: &Answer, staging: &str, target: &str, readonly: bool) -> CsiRequest {
     CsiRequest::NodePublishVolume {
         id: volume.id.clone(),
@@ -66,7 +66,7 @@ pub(crate) fn publish(volume: &Answer, staging: &str, target: &str, readonly: bo
     }
 }
 
-/// Where the kubelet stages a volume.
+/// Staging path of the kubelet.
 const STAGING: &str = "/var/lib/kubelet/plugins/kubernetes.io/csi/csi.forebay.io/0/globalmount";
 const POD: &str = "/var/lib/kubelet/pod-1/mount";
 const READER: &str = "/var/lib/kubelet/pod-2/mount";
@@ -84,7 +84,7 @@ fn life(site: &Site) -> Result<String> {
     ensure!(listed.contains(&volume.id), "ListVolumes gives {listed:?}");
 
     for node in nodes {
-        // kubelet makes the parents.
+        // The kubelet creates the parents.
         node.run(&format!("mkdir -p {STAGING} {POD} {READER} && rmdir {POD} {READER}"))?;
         // Every call twice: each must be idempotent.
         for _ in 0..2 {
@@ -148,7 +148,7 @@ fn metrics(node: &Node) -> Result<String> {
     node.run("printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' | nc -w 5 127.0.0.1 9448")
 }
 
-/// The node's driver reports the volume as mounted over TCP; with how many channels.
+/// Checks that the node's driver reports the volume as mounted over TCP. Returns the number of channels.
 fn mounted(node: &Node, volume: &Answer) -> Result<u32> {
     let text = metrics(node)?;
     let mounts: Vec<&str> = text.lines().filter(|line| line.starts_with("forebay_csi_mount_info{")).collect();
@@ -164,7 +164,8 @@ fn mounted(node: &Node, volume: &Answer) -> Result<u32> {
 
 const ROTATIONS: usize = 20;
 
-/// Files are written, renamed and read back. Where `/run/pause` is there nothing is under way, which `/run/paused` says.
+/// Writes, renames and reads back files. While `/run/pause` exists, no operation is in flight, and `/run/paused` confirms
+/// that.
 const USE: &str = r#"
 cd "$1"; number=0
 while [ ! -e /run/enough ]; do
@@ -177,8 +178,9 @@ done
 echo $number > /run/used
 "#;
 
-/// Each password replaces the one before the last. The kubelet publishes the volume again with what the Secret holds, the client connects
-/// again, and the mount goes on: by a password that it was not mounted with, from the second one on.
+/// Each password replaces the one before the last. The kubelet publishes the volume again with the Secret's content, the
+/// client reconnects, and the mount keeps working. From the second rotation on, the password differs from the one that it was
+/// mounted with.
 fn passwords(site: &Site) -> Result<String> {
     let node = site.node(ONE);
     let volume = site.csi(site.storage(), create("passwords", 64 * MIB))?.ok()?;
@@ -226,7 +228,7 @@ fn passwords(site: &Site) -> Result<String> {
     ensure!(now == as_mounted, "the mount has other options now: {now:?} instead of {as_mounted:?}");
     no_password(&[node], &password(ROTATIONS))?;
 
-    // On a node without a mount of it: sessions are shared among mounts.
+    // On a node that has not mounted the volume: mounts share sessions.
     let other = site.node(TWO);
     other.run(&format!("mkdir -p {STAGING}"))?;
     for (number, is_good) in [(ROTATIONS - 2, false), (ROTATIONS - 1, true), (ROTATIONS, true)] {
@@ -246,15 +248,15 @@ fn passwords(site: &Site) -> Result<String> {
     Ok(format!("{used} turns without an error"))
 }
 
-/// The share, which the admin API knows the volume by.
+/// The share, which identifies the volume in the admin API.
 fn share(volume: &Answer) -> Result<String> {
     volume.context.get("share").cloned().context("the volume's context names its share")
 }
 
-/// The password is nowhere that others can read.
+/// Checks that the password is not in any place that other processes can read.
 fn no_password(nodes: &[&Node], password: &str) -> Result<()> {
     for node in nodes {
-        // The pattern is fed through a file, or grep would find its own command line.
+        // grep reads the pattern from a file; otherwise it would find its own command line.
         node.put("/tmp/pattern", password.as_bytes(), 0o600)?;
         let found = node.run(
             "grep -lF -f /tmp/pattern /proc/mounts /var/log/*.log /proc/[0-9]*/cmdline /proc/[0-9]*/environ \

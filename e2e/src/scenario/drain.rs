@@ -1,5 +1,5 @@
-//! An orderly end of the server under load, as an upgrade makes it, connections lost under the same load, and the
-//! privileges that the server needs.
+//! A graceful shutdown of the server under load, as in an upgrade; connections lost under the same load; and the privileges
+//! that the server needs.
 
 use std::time::Duration;
 
@@ -23,14 +23,14 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// Restarts or cuts in one run: one could be lucky.
+/// Restarts or cuts in one run. A single one could succeed by chance.
 const ROUNDS: usize = 6;
-/// Files synced between two of them.
+/// Files synced between two restarts or cuts.
 const FILES_PER_ROUND: usize = 8;
 const SEED: u64 = 91;
-/// What the readers verify over and over.
+/// Shards that the readers verify repeatedly.
 const SHARDS: u32 = 4;
-/// One alone seldom has a request under way that another's reconnecting makes stale.
+/// A single reader rarely has a request in flight that another reader's reconnect makes stale.
 const READERS: usize = 4;
 
 fn count(lines: &[String], word: &str) -> usize {
@@ -45,8 +45,8 @@ fn restarted(site: &Site) -> Result<String> {
     Ok(format!("{ROUNDS} restarts, {done}"))
 }
 
-/// Both clients lose their connections at once, in the middle of what they do. The server lives, and keeps what they had
-/// open for them ([MS-SMB2] 3.3.7.1).
+/// Both clients lose their connections at the same time, in the middle of their I/O. The server keeps running and preserves
+/// their open handles ([MS-SMB2] 3.3.7.1).
 fn cut(site: &Site) -> Result<String> {
     let server = site.storage().address();
     let lost = std::cell::Cell::new(0);
@@ -61,10 +61,10 @@ fn cut(site: &Site) -> Result<String> {
     Ok(format!("{} connections cut, {done}", lost.get()))
 }
 
-/// A writer that syncs on one node and readers on the other meet `disturb` again and again, and no error.
+/// A writer that syncs on one node and readers on the other run through repeated `disturb` without any error.
 pub(super) fn disturbed(site: &Site, disturb: &dyn Fn() -> Result<()>) -> Result<String> {
     let volume = site.volume(512 * MIB)?;
-    // Nothing of a cache: every read asks the server.
+    // Without a cache: every read is sent to the server.
     let reading = site.mount(site.node(TWO), &volume, &[("cache", "none")])?;
     let writing = site.mount(site.node(ONE), &volume, &[])?;
     let shards = Shards {
@@ -124,7 +124,7 @@ pub(super) fn disturbed(site: &Site, disturb: &dyn Fn() -> Result<()>) -> Result
     ))
 }
 
-/// What docs/reference/server.md names.
+/// The capabilities that docs/reference/server.md lists.
 const CAPABILITIES: [&str; 4] = ["sys_admin", "dac_override", "fowner", "net_bind_service"];
 
 fn with_capabilities(names: &[&str]) -> String {
@@ -132,7 +132,7 @@ fn with_capabilities(names: &[&str]) -> String {
     format!("-all{set}")
 }
 
-/// Ends the server and starts it with these capabilities and no others.
+/// Starts the server with these capabilities and no others.
 fn limit(site: &Site, names: &[&str]) -> Result<()> {
     let bounding = with_capabilities(names);
     let inheritable = "-all";
@@ -149,7 +149,7 @@ fn limit(site: &Site, names: &[&str]) -> Result<()> {
 fn privileged(site: &Site) -> Result<String> {
     site.end_server()?;
     let result = privileges(site);
-    // Whatever happened: those after this one find the server as it was.
+    // In every case: later scenarios need the server in its original state.
     if site.storage().service_runs("forebay-server")? {
         site.end_server()?;
     }
@@ -170,14 +170,14 @@ fn privileges(site: &Site) -> Result<String> {
     let volume = &volumes[0];
     let mounted = site.mount(site.node(ONE), volume, &[])?;
     ensure!(mounted.space()?.total_bytes == 96 * MIB, "df shows {} bytes", mounted.space()?.total_bytes);
-    // A file that another user owns and that no client has made.
+    // A file that another user owns and that no client has created.
     site.storage()
         .run(&format!("cd {} && echo theirs > f && chown 1234:1234 f && chmod 600 f", volume.folder))?;
     let of = mounted.join("f");
     site.node(ONE).run(&format!("grep -q theirs {of} && touch -d 2020-01-02 {of} && rm {of}"))?;
     mounted.unmount()?;
 
-    // One less, and what it is for fails.
+    // With one capability less, the operation that needs it fails.
     site.end_server()?;
     limit(site, &["dac_override", "fowner", "net_bind_service"])?;
     let made = site.admin(AdminRequest::ExpandVolume { id: volume.id.clone(), bytes: 128 * MIB })?;

@@ -27,7 +27,7 @@ fn on_mount(site: &Site, mib: u64, work: impl Fn(&Mounted<'_>) -> Result<String>
     let volume = site.volume(mib * MIB)?;
     let mounted = site.mount(site.node(ONE), &volume, &[])?;
     let note = work(&mounted)?;
-    // The other node sees a volume in order, too.
+    // The other node must see a consistent volume, too.
     let other = site.mount(site.node(TWO), &volume, &[])?;
     let count = |mounted: &Mounted<'_>| mounted.node().run(&format!("find {} | wc -l", mounted.path()));
     let (here, there) = (count(&mounted)?, count(&other)?);
@@ -83,7 +83,7 @@ fn tar(at: &Mounted<'_>) -> Result<String> {
     let digest = |folder: &str| node.call_within::<TreeDigest>("digest-tree", &folder, long);
     let origin = digest("/tmp/tree")?;
     ensure!(origin.files == 2_000, "{} files made", origin.files);
-    // Out again through tar, with its own directory reading and file times.
+    // Extract it again with tar, which reads directories and sets file times in its own way.
     node.run_within(
         &format!("mkdir /tmp/out; tar -C {} -cf - tree | tar -C /tmp/out -xf -", at.path()),
         long,

@@ -1,4 +1,4 @@
-//! fsx: random operations on one file, each held against what the file must be.
+//! fsx: random operations on one file. Each result is compared with the expected content.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// Each node works on a file of its own, at the same time, in the same directory.
+/// Each node works on a separate file, at the same time, in the same directory.
 fn on_two_nodes(site: &Site, options: &[(&str, &str)], operations: u32) -> Result<String> {
     let within = Duration::from_millis(100) * operations;
     let volume = site.volume(256 * MIB)?;
@@ -45,7 +45,7 @@ fn on_two_nodes(site: &Site, options: &[(&str, &str)], operations: u32) -> Resul
     Ok(format!("{operations} operations each"))
 }
 
-/// Random reads, writes, truncations, mappings and the like on the file at `path`, each verified.
+/// Runs random reads, writes, truncations, mappings and similar operations on the file at `path`, and verifies each.
 pub(super) fn exercise(node: &Node, path: &str, operations: u32, seed: u32, within: Duration) -> Result<()> {
     let program = images::fsx::get(&Cache::open()?)?;
     node.put("/tmp/fsx", &std::fs::read(program.file("bin/fsx"))?, 0o700)?;

@@ -1,4 +1,5 @@
-//! An instance that moves from one host to another with its address, under load and on purpose at the worst of times.
+//! An instance that moves from one host to another together with its address, under load and deliberately at the worst
+//! moments.
 
 mod instance;
 mod split_brain;
@@ -20,7 +21,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         on_fabric("failover: a large file is half written when the storage node dies", large_file),
         on_fabric("failover: a planned handover under load", handed_over),
     ];
-    // Ten minutes more, and not seen to pass often enough to be held against every change.
+    // They take ten more minutes, and have not passed often enough to gate every change.
     let mut on_trial = vec![
         on_fabric("failover: cut off from the target under load", cut_off),
         on_fabric("failover: one of two paths cut under load, then both", paths_cut),
@@ -36,20 +37,20 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     scenarios
 }
 
-/// The case that has lost data: part of every run.
+/// The case that has lost data in the past. It is part of every run.
 const ALWAYS: &str = "target is back at once";
 
-/// A takeover has to be over by then, also where everything is emulated.
+/// Upper limit of a takeover, also if everything is emulated.
 const TAKEOVER_TIME_MAX: Duration = Duration::from_secs(60);
-/// A planned one.
+/// Upper limit of a planned takeover.
 const HANDOVER_TIME_MAX: Duration = Duration::from_secs(10);
-/// What emulation may add to the time after which a server stops.
+/// Extra time that emulation may add to the time after which a server stops.
 const EMULATED: Duration = Duration::from_secs(15);
-/// Looks in a row without an answer, after which a server counts as gone.
+/// Number of consecutive unanswered probes after which a server counts as gone.
 const LOOKS: usize = 3;
 const ROUNDS: u32 = 10;
 
-/// A node without power, until this is dropped.
+/// A node without power. Dropping this powers it on.
 struct Off<'a>(&'a Lab, &'static str);
 
 impl<'a> Off<'a> {
@@ -67,13 +68,13 @@ impl Drop for Off<'_> {
     }
 }
 
-/// Whether the instance's server says that it is ready.
+/// Returns whether the instance's server reports that it is ready.
 fn is_ready(client: &Node) -> Result<bool> {
     let ask = format!("printf 'GET /readyz HTTP/1.0\\r\\n\\r\\n' | nc -w 1 {ADDRESS} 9445 || true");
     Ok(client.run(&ask)?.contains(" 200 "))
 }
 
-/// Waits until the instance's server has not answered a few times; how long that took.
+/// Waits until the instance's server has missed several probes in a row. Returns how long that took.
 fn detected(client: &Node) -> Result<Duration> {
     let started = Instant::now();
     let mut silent = 0;
@@ -84,10 +85,10 @@ fn detected(client: &Node) -> Result<Duration> {
     Ok(started.elapsed())
 }
 
-/// A takeover's time by its parts, once the writer has gone on.
+/// The phases of a takeover's time, once the writer has continued.
 struct Breakdown {
     detect: Duration,
-    /// From the start of the process to its end by the server's own clock: connect, preempt, mount, address, serve.
+    /// From the server's start until it serves, by its own clock: connect, preempt, mount, address, serve.
     parts: [u64; 5],
     reconnect: Duration,
     total: Duration,
@@ -134,7 +135,7 @@ fn first_and_load<'a>(lab: &'a Lab, fabric: &'a Fabric<'a>) -> Result<(Instance<
     Ok((first, load))
 }
 
-/// Nothing of the host's is written any more, whatever it tries.
+/// Checks that every write from the old host is refused.
 fn late_writes_are_refused(fabric: &Fabric<'_>, old: &Instance<'_>) -> Result<()> {
     let end = FILE_BYTES / 4096 - 16;
     let late = fabric.write(&old.seen(), old.epoch.into(), end, 4)?;
@@ -149,7 +150,7 @@ fn node_dies(lab: &Lab) -> Result<String> {
     let (first, mut load) = first_and_load(lab, &fabric)?;
     let before = load.synced().len();
 
-    // Nothing of it can be asked any more, not even to clean up.
+    // The node cannot run commands any more, not even to clean up.
     std::mem::forget(first);
     let died = Instant::now();
     let off = Off::cut(lab, FIRST)?;
@@ -161,7 +162,7 @@ fn node_dies(lab: &Lab) -> Result<String> {
     load.goes_on("on the second host", 8)?;
     second.is_the_one_of(&[SECOND])?;
 
-    // The first one's node comes back, and its server steps back without having had the address.
+    // The first host's node comes back, and its server steps back without having held the address.
     drop(off);
     fabric.node(FIRST).run("modprobe -a nvme-fabrics nvme-tcp")?;
     let old = Instance::begin(&fabric, FIRST, 1)?;
@@ -176,12 +177,12 @@ fn node_dies(lab: &Lab) -> Result<String> {
     Ok(format!("{parts}; {before} files before, {written}"))
 }
 
-/// Written through the page cache and fsynced at the end, as checkpoints are: what fsync says has to be true.
+/// Written through the page cache and fsynced at the end, as checkpoints are. The result of fsync must be true.
 const LARGE_MIB: u64 = 48;
 const WRITE_LARGE: &str =
     "dd if=/tmp/large of=$1/large bs=1M conv=fsync 2> /dev/null && echo synced || echo failed";
 
-/// The large file is what was to be written, past the client's cache.
+/// Checks the large file's content, bypassing the client's cache.
 fn whole(client: &Node) -> Result<()> {
     let read = format!("{}/large", instance::READ);
     let same = client.attempt(&["cmp", "/tmp/large", &read], &[], Duration::from_secs(60))?;
@@ -189,7 +190,7 @@ fn whole(client: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Nothing happens while it is written.
+/// Writes the large file without any disturbance.
 fn written_and_whole(client: &Node, when: &str) -> Result<()> {
     let argv = ["sh", "-c", WRITE_LARGE, "write", instance::WRITTEN];
     let said = client.attempt(&argv, &[], Duration::from_secs(60))?.text();
@@ -202,7 +203,7 @@ fn large_file(lab: &Lab) -> Result<String> {
     let (first, mut load) = first_and_load(lab, &fabric)?;
     let client = lab.node(CLIENT);
     client.run(&format!("dd if=/dev/urandom of=/tmp/large bs=1M count={LARGE_MIB} 2> /dev/null"))?;
-    // A server that refuses every large file would pass what comes.
+    // Without this check, a server that refuses every large file would pass the following steps.
     written_and_whole(client, "before")?;
     client.run(&format!("rm {}/large", instance::WRITTEN))?;
     let mut writing = client.spawn(&["sh", "-c", WRITE_LARGE, "write", instance::WRITTEN])?;
@@ -219,7 +220,7 @@ fn large_file(lab: &Lab) -> Result<String> {
     let said = writing.lines().join(" ");
     match said.as_str() {
         "synced" => whole(client).context("fsync said that it is written")?,
-        // On a pool that is written through only the client's own kernel can make fsync fail (docs/guides/failover.md).
+        // On a write-through pool, only the client's own kernel can make fsync fail (docs/guides/failover.md).
         "failed" => ensure!(
             super::given_up::GivenUp::by(client)?.explains() > 0,
             "writing the large file failed, and the client's kernel did not give a request up by itself"
@@ -273,7 +274,7 @@ fn cut_off(lab: &Lab) -> Result<String> {
     let (first, mut load) = first_and_load(lab, &fabric)?;
     let died = Instant::now();
     let cut = Cut::at(first.node, fabric.target().address())?;
-    // Both at once: the second does not wait until the first has stopped.
+    // In parallel: the second does not wait until the first has stopped.
     let second = Instance::begin(&fabric, SECOND, 2)?;
     let parts = Breakdown::of(&second, died, second.started() - died, &mut load)?;
     let log = first.ends_with(EXIT_FENCED, Duration::from_secs(LOSS_TIME_S))?;
@@ -281,7 +282,7 @@ fn cut_off(lab: &Lab) -> Result<String> {
     second.is_the_one()?;
     load.goes_on("on the second host", 8)?;
 
-    // The network is back, and what the first one's kernel still wanted to write is refused.
+    // The network is back, and the remaining writes of the first host's kernel are refused.
     drop(cut);
     fabric.wait_for_paths(&first.seen(), 1)?;
     fabric.lost(&first.seen(), "Taken")?;
@@ -314,7 +315,7 @@ fn paths_cut(lab: &Lab) -> Result<String> {
     let (writer, reader) = load.failed();
     ensure!(writer.is_empty() && reader.is_empty(), "errors with one path: {writer:?} {reader:?}");
 
-    // Both: the file system or the server gives up in time, says why, and lets go of the address.
+    // Both paths: the file system or the server gives up in time, logs the reason, and releases the address.
     let cuts = [Cut::at(first.node, &one)?, Cut::at(first.node, &other)?];
     let started = Instant::now();
     let log = first.ends_with(EXIT_FENCED, Duration::from_secs(LOSS_TIME_S))?;
@@ -323,7 +324,7 @@ fn paths_cut(lab: &Lab) -> Result<String> {
     ensure!(log.contains("the addresses are taken off"), "{log}");
     drop(cuts);
     fabric.wait_for_paths(&first.seen(), 2)?;
-    // Its mount stays for the next one to find.
+    // Its mount stays, so that the next server finds it.
     std::mem::forget(first);
     let again = Instance::begin_at(&fabric, FIRST, 1, &both)?;
     again.wait_until_it_serves()?;
@@ -343,7 +344,7 @@ fn to_and_fro(lab: &Lab) -> Result<String> {
     for epoch in 2..2 + ROUNDS {
         let host = if epoch % 2 == 0 { SECOND } else { FIRST };
         let died = Instant::now();
-        // Its node lives on, with its address for some seconds, its mount and what that wants to write.
+        // Its node keeps running, with its address for some seconds, its mount and the mount's pending writes.
         holder.kill()?;
         let detect = detected(lab.node(CLIENT))?;
         let next = Instance::begin(&fabric, host, epoch)?;
@@ -351,7 +352,7 @@ fn to_and_fro(lab: &Lab) -> Result<String> {
         say(format!("{epoch}: {parts}"));
         ensure!(parts.total < TAKEOVER_TIME_MAX, "takeover {epoch} took too long: {parts}");
         next.is_the_one()?;
-        // Left as a server leaves it that was killed.
+        // The state that a killed server leaves behind.
         std::mem::forget(std::mem::replace(&mut holder, next));
         load.goes_on("after a takeover", 2)?;
         times.push(parts.total.as_secs());

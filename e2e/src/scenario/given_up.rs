@@ -1,14 +1,14 @@
-//! Reads and writes that the client's kernel ends by itself, with EAGAIN.
+//! Reads and writes that the client's kernel itself completes with EAGAIN.
 //!
-//! Linux's client (7.2: cifs_issue_read, cifs_issue_write) ends a READ or WRITE with EAGAIN, for good, where its connection or
-//! its handle was lost after the request had been prepared and before it is sent, instead of preparing it again. What is lost
-//! on its way it sends again. Statuses that it takes for EAGAIN it traces, too: those would be a server's fault.
+//! Linux's client (7.2: cifs_issue_read, cifs_issue_write) fails a READ or WRITE with EAGAIN permanently if its connection or
+//! handle is lost after the request was prepared and before it is sent, instead of preparing it again. It resends requests
+//! that are lost in flight. The kernel also traces statuses that it maps to EAGAIN; those would be a server's fault.
 
 use anyhow::Result;
 
 use crate::lab::Node;
 
-/// How programs show it.
+/// The text that programs print for it.
 pub(super) const EAGAIN: &str = "Resource temporarily unavailable";
 
 const WATCH: &str = "cd /sys/kernel/tracing 2>/dev/null && [ -e trace ] || mount -t tracefs tracefs /sys/kernel/tracing; \
@@ -17,16 +17,16 @@ const WATCH: &str = "cd /sys/kernel/tracing 2>/dev/null && [ -e trace ] || mount
 const ENDED: &str = "grep 'netfs_failure: .* e=-11$' /sys/kernel/tracing/trace || true";
 const ANSWERED: &str = "grep 'smb3_cmd_err: .* cmd=[89] .* rc=-11$' /sys/kernel/tracing/trace || true";
 
-/// Has the client's kernel trace them from now on.
+/// Makes the client's kernel trace them from now on.
 pub(super) fn watch(client: &Node) -> Result<()> {
     client.run(WATCH).map(drop)
 }
 
-/// What the client's kernel traced since.
+/// What the client's kernel has traced since then.
 pub(super) struct GivenUp {
-    /// What it ended by itself.
+    /// Requests that the kernel itself ended.
     pub(super) ended: Vec<String>,
-    /// What a server answered so that it ended it in the same way.
+    /// Server responses that made the kernel end a request in the same way.
     pub(super) answered: Vec<String>,
 }
 
@@ -36,7 +36,7 @@ impl GivenUp {
         Ok(Self { ended: traced(ENDED)?, answered: traced(ANSWERED)? })
     }
 
-    /// How many errors of programs this explains: none where a server may have brought them about.
+    /// How many errors of programs this explains: none if a server may have caused them.
     pub(super) fn explains(&self) -> usize {
         if self.answered.is_empty() { self.ended.len() } else { 0 }
     }

@@ -1,4 +1,4 @@
-//! Mounts with tickets of a real KDC (`sec=krb5`): the kernel asks cifs.upcall for one whenever it needs a session.
+//! Mounts with tickets of a real KDC (`sec=krb5`): the kernel requests one from cifs.upcall whenever it needs a session.
 
 use std::time::Duration;
 
@@ -15,21 +15,21 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// The server in the realm of `foreign/kdc.sh`.
+/// The server's name in the realm of `foreign/kdc.sh`.
 const SERVER: &str = "server.forebay.test";
-/// The realm, on the storage node.
+/// Folder of the realm on the storage node.
 const FOLDER: &str = "/run/kdc";
-/// Where it is mounted.
+/// Mount point.
 const AT: &str = "/mnt/kerberos";
 
-/// The KDC on the storage node, and a client that knows it. Ended when dropped.
+/// The KDC on the storage node, and a client that is configured for it. Dropping this ends it.
 struct Realm<'a> {
     site: &'a Site,
     client: &'a Node,
 }
 
 impl<'a> Realm<'a> {
-    /// With this volume's user.
+    /// Starts the KDC with this volume's user.
     fn start(site: &'a Site, volume: &Volume) -> Result<Self> {
         let (storage, client) = (site.storage(), site.node(ONE));
         storage.put("/run/kdc.sh", include_str!("../../foreign/kdc.sh").as_bytes(), 0o600)?;
@@ -53,7 +53,7 @@ impl<'a> Realm<'a> {
         Ok(realm)
     }
 
-    /// Gets a ticket of so many seconds for root, which mounts.
+    /// Gets a ticket that is valid for this many seconds, for root, which mounts.
     fn ticket(&self, volume: &Volume, seconds: u32) -> Result<()> {
         let password = format!("{}\n", volume.password);
         let life = format!("{seconds}s");
@@ -63,7 +63,7 @@ impl<'a> Realm<'a> {
         Ok(())
     }
 
-    /// Mounts the volume by the server's name.
+    /// Mounts the volume under the server's name.
     fn mount(&self, volume: &Volume, options: &str) -> Result<()> {
         let address = self.site.storage().address();
         let user = &volume.username;
@@ -113,25 +113,25 @@ fn mounted(site: &Site) -> Result<String> {
             .with_context(|| options.to_owned())?;
         realm.unmount()?;
     }
-    // NTLM goes on.
+    // NTLM still works.
     site.mount(realm.client, &volume, &[])?.unmount()?;
     drop((keytab, realm));
     site.delete(&volume)?;
     Ok(String::new())
 }
 
-/// How long each ticket is good for.
+/// Lifetime of each ticket.
 const LIFE_SECONDS: u32 = 12;
 
-/// Writes and reads back a file each time, for so many seconds, and says how many there were. New tickets are there before the old ones
-/// have run out, as sssd or a cron job sees to.
+/// Writes and reads back files for this many seconds and returns how many there were. New tickets are available before the
+/// old ones expire, as with sssd or a cron job.
 fn outlives(site: &Site) -> Result<String> {
     let volume = site.volume(64 * MIB)?;
     let realm = Realm::start(site, &volume)?;
     let keytab = site.switched("keytab", &keytab())?;
     let ntlm = site.switched("ntlm", "false")?;
     let refused = site.mount(realm.client, &volume, &[]).err().context("mounted by NTLM")?;
-    // What the kernel makes of a list of mechanisms without NTLM.
+    // The kernel's error for a list of mechanisms without NTLM.
     ensure!(
         format!("{refused:#}").contains("Unable to select appropriate authentication method"),
         "{refused:#}"
@@ -165,7 +165,7 @@ fn outlives(site: &Site) -> Result<String> {
     ensure!(sessions >= 3, "{sessions} sessions: none has expired");
     realm.unmount()?;
     drop((ntlm, keytab, realm));
-    // Handles of the sessions that have expired are kept for their client for a while.
+    // The server keeps handles of expired sessions for their client for a while.
     site.delete_by_force(&volume)?;
     Ok(format!("{count} files in {sessions} sessions"))
 }

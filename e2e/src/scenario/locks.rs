@@ -31,7 +31,7 @@ fn across(site: &Site, kind: &str) -> Result<String> {
 
         let mut waiter = hold(second, kind, true)?;
         waiter.wait_for("it waits", SOON, says("waiting"))?;
-        // Time for a server that grants wrongly, or a client that gives up, to show itself.
+        // Leaves time to detect a server that grants the lock wrongly or a client that gives up.
         let early = waiter.wait_for("(nothing)", Duration::from_millis(500), says("locked"));
         match early {
             Ok(()) => bail!("the waiter got a lock that is held"),
@@ -42,7 +42,7 @@ fn across(site: &Site, kind: &str) -> Result<String> {
         ensure!(held == ["locked", "closed"], "the holder says {held:?}");
         waiter.wait_for("the lock passes on when its holder closes", SOON, says("locked"))?;
 
-        // Released by the end of the process, not by an orderly close.
+        // Released because the process ends, not by an orderly close.
         drop(waiter);
         let mut next = None;
         first.node().wait_until("a killed holder's lock is free", SOON, || {

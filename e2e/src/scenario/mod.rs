@@ -1,4 +1,4 @@
-//! The lab's scenarios: what a user may expect, on real parts.
+//! The lab's scenarios: what a user can expect, on real components.
 
 pub mod beside_ksmbd;
 mod bundled;
@@ -37,21 +37,22 @@ use crate::site::{Kind, Site, check_built};
 
 /// One scenario.
 pub struct Scenario {
-    /// Its name, which filters match.
+    /// Its name. Filters match it.
     pub name: String,
     /// Whether it needs our own server and driver.
     pub ours_only: bool,
-    /// Whether it runs on nodes with SMB Direct in their kernel, in a lab of their own.
+    /// Whether it runs on nodes with SMB Direct in their kernel, in a separate lab.
     pub smb_direct: bool,
-    /// Not seen to pass often enough to be held against every change: runs only where a filter names it, or with all of them.
+    /// Has not passed often enough to gate every change: runs only if a filter matches its name, or with all of these
+    /// scenarios.
     pub on_trial: bool,
     run: Body,
 }
 
-/// What a scenario does: a note for its row, or why it failed.
+/// The body of a scenario. Returns a note for its row, or the reason for the failure.
 type Run<T> = Box<dyn Fn(&T) -> Result<String> + Send + Sync>;
 
-/// Where it does it.
+/// Where a scenario runs.
 enum Body {
     /// On a lab with a file server.
     Site(Run<Site>),
@@ -99,7 +100,7 @@ fn on_fabric(
 /// All scenarios, in the order they run.
 pub fn all() -> Vec<Scenario> {
     [
-        // First: these need the kernel's modules as they are before another scenario has used them.
+        // First: these need the kernel's modules before another scenario has used them.
         smb_direct::scenarios(),
         smb_direct_faults::scenarios(),
         mounts::scenarios(),
@@ -128,9 +129,9 @@ pub fn all() -> Vec<Scenario> {
     .collect()
 }
 
-/// Runs the scenarios with a name that contains one of `filters` (all if there are none, those on trial only where `on_trial` says so),
-/// in one lab of nodes as Debian has them, then one of nodes with SMB Direct, and beside them one of a fabric: most of their time all of them wait.
-/// Whether all passed.
+/// Runs the scenarios with a name that contains one of `filters`. Without filters it runs all of them, and those on trial
+/// only if `on_trial` is set. They run in one lab with Debian's own kernel, then in one with SMB Direct, and in parallel in
+/// one of a fabric: all of them mostly wait. Returns whether all passed.
 pub fn run(filters: &[String], on_trial: bool, kind: Kind) -> Result<bool> {
     let chosen: Vec<Scenario> = all()
         .into_iter()
@@ -147,7 +148,7 @@ pub fn run(filters: &[String], on_trial: bool, kind: Kind) -> Result<bool> {
     let (smb_direct, plain): (Vec<_>, Vec<_>) = on_site.into_iter().partition(|scenario| scenario.smb_direct);
     let started = Instant::now();
     let table = std::thread::scope(|threads| -> Result<Table> {
-        // Its guests end with the thread that has started them.
+        // The kernel kills its guests when the thread that started them ends.
         let beside = threads.spawn(|| on_fabrics(&fabric));
         let mut table = on_sites(kind, &plain, &smb_direct)?;
         let beside = beside.join().map_err(|_| anyhow::anyhow!("the thread of the fabric's lab panicked"))?;

@@ -1,4 +1,4 @@
-//! Every dialect and protection that the kernel's client can ask for.
+//! Every dialect and protection that the kernel's client can request.
 
 use anyhow::{Result, bail, ensure};
 
@@ -28,7 +28,7 @@ fn mount(site: &Site, version: &str, protection: &str) -> Result<String> {
     }
     let node = site.node(ONE);
     let mounted = site.mount(node, &volume, &options)?;
-    // The kernel's own account of the connection: /proc/mounts shows what was asked for, and not even all of that.
+    // The kernel's own report about the connection: /proc/mounts shows only a part of what was requested.
     let account = node.run("cat /proc/fs/cifs/DebugData")?;
     let number = match version {
         "3.1.1" => "0x311",
@@ -54,7 +54,7 @@ fn mount(site: &Site, version: &str, protection: &str) -> Result<String> {
     let verify = |node: &crate::lab::Node, folder: &str| -> Result<u64> {
         node.call("verify-sums", &Sums { folder: folder.into(), sums: sums.clone() })
     };
-    // From the server, not from what the writer's page cache kept.
+    // From the server, not from the writer's page cache.
     mounted.node().run("sync; echo 3 > /proc/sys/vm/drop_caches")?;
     verify(node, mounted.path())?;
     let other = site.mount(site.node(TWO), &volume, &options)?;

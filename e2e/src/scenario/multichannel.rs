@@ -31,7 +31,7 @@ fn mount<'a>(site: &Site, client: &'a Node) -> Result<(crate::site::Volume, Moun
     Ok((volume, mounted))
 }
 
-/// The client's ports, and the bytes that were acknowledged on each connection.
+/// The client's ports, and the bytes acknowledged on each connection.
 fn connections(site: &Site, client: &Node) -> Result<Vec<(u16, u64)>> {
     let text = client.run(&format!("ss -tinHO state established dst {}:445", site.storage().address()))?;
     let parse = |line: &str| {
@@ -75,10 +75,10 @@ fn four(site: &Site) -> Result<String> {
     ))
 }
 
-/// How many connections are cut.
+/// Number of connections that are cut.
 const CUTS: usize = 4;
 
-/// How often fio got through, and how often it was stopped by an EAGAIN that the client's kernel made up.
+/// Number of passes that fio completed, and number that an EAGAIN from the client's own kernel stopped.
 #[derive(Default)]
 struct Passes {
     whole: usize,
@@ -86,7 +86,7 @@ struct Passes {
 }
 
 impl Passes {
-    /// One more pass; whether it got through.
+    /// Runs one more pass. Returns whether it completed.
     fn run(&mut self, client: &Node, mounted: &Mounted<'_>, deadline: Duration) -> Result<bool> {
         given_up::watch(client)?;
         let name = format!("pass{}", (self.whole + self.given_up) % 3);
@@ -116,7 +116,7 @@ impl std::fmt::Display for Passes {
     }
 }
 
-/// Runs fio again and again, and once from beginning to end after there was enough.
+/// Runs fio repeatedly until `enough` is set, and then until one more pass completes.
 fn load(client: &Node, mounted: &Mounted<'_>, enough: &AtomicBool) -> Result<Passes> {
     let mut passes = Passes::default();
     loop {
@@ -158,7 +158,7 @@ fn cut(site: &Site) -> Result<String> {
     Ok(format!("{CUTS} cut, {passes}"))
 }
 
-/// An address of the server's node. Removed when dropped.
+/// An additional address of the server's node. Removed when dropped.
 struct Address<'a>(&'a Node, String);
 
 impl<'a> Address<'a> {
@@ -169,7 +169,7 @@ impl<'a> Address<'a> {
         Ok(Self(node, address))
     }
 
-    /// With all connections to it, as a link that is gone takes them sooner or later.
+    /// Also kills all connections to it, as a lost link eventually does.
     fn remove(&self) -> Result<()> {
         let Self(node, address) = self;
         node.run(&format!("ip address del {address}/24 dev eth0; ss -K src {address} > /dev/null")).map(drop)
@@ -182,15 +182,15 @@ impl Drop for Address<'_> {
     }
 }
 
-/// An address that carries channels goes and another comes, while fio writes and verifies.
+/// An address that carries channels is removed and another is added while fio writes and verifies.
 fn changed(site: &Site) -> Result<String> {
     let (server, client) = (site.storage(), site.node(ONE));
     let first = Address::add(server, 101)?;
-    // It looks at its addresses when it starts, and now and then.
+    // The server reads its addresses at start and then periodically.
     site.end_server()?;
     site.start_server()?;
     let volume = site.volume(256 * MIB)?;
-    // An address that is gone answers nothing: the client gives its connections up after three echoes.
+    // A removed address answers nothing: the client gives up its connections after three echoes.
     let options = [("multichannel", ""), ("max_channels", "4"), ("echo_interval", "3")];
     let mounted = site.mount(client, &volume, &options)?;
     let to = |address: &str| -> Result<usize> {

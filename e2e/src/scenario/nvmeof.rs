@@ -1,4 +1,4 @@
-//! NVMe over Fabrics: a target of the kernel's, two hosts, and a namespace that only one of them may write.
+//! NVMe over Fabrics: a kernel target, two hosts, and a namespace that only one of them may write.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
 pub(super) const TARGET: &str = "target";
 pub(super) const FIRST: &str = "host1";
 pub(super) const SECOND: &str = "host2";
-/// It mounts what the hosts serve.
+/// Mounts what the hosts serve.
 pub(super) const CLIENT: &str = "client";
 
 /// The fabric's nodes.
@@ -37,7 +37,7 @@ pub(super) fn nodes() -> [NodeSpec; 4] {
 pub(super) const NQN: &str = "nqn.2026-01.io.forebay:lab";
 pub(super) const UUID: &str = "8bd9bb5c-6ec9-4a0c-a0a6-2e7c0c6b4f11";
 pub(super) const INSTANCE: &str = "lab-0";
-/// The namespace, as the target has it.
+/// The namespace's file on the target.
 pub(super) const FILE: &str = "/srv/fabric/namespace";
 const FILE_BYTES: u64 = 64 << 20;
 pub(super) const TCP: u16 = 4420;
@@ -45,18 +45,18 @@ pub(super) const RDMA: u16 = 4421;
 /// A key (DHHC-1) and another one.
 pub(super) const KEY: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
 pub(super) const OTHER_KEY: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
-/// As an emulated guest on a busy machine keeps it.
+/// A value that an emulated guest on a busy machine can meet.
 pub(super) const KEEP_ALIVE_S: u32 = 15;
 const FAST_IO_FAIL_S: u32 = 10;
 
-/// The target with what it offers. Dropped, everything is disconnected and withdrawn.
+/// The target and what it offers. Dropping this disconnects and withdraws everything.
 pub(super) struct Fabric<'a> {
     lab: &'a Lab,
     links: Vec<Added<'a>>,
 }
 
 impl<'a> Fabric<'a> {
-    /// A target without an offer yet.
+    /// A target that offers nothing yet.
     pub(super) fn start(lab: &'a Lab) -> Result<Self> {
         let fabric = Self { lab, links: Vec::new() };
         fabric.prepare(FILE_BYTES)?;
@@ -66,7 +66,7 @@ impl<'a> Fabric<'a> {
         Ok(fabric)
     }
 
-    /// Its file system and modules, also after its power was cut. A new file where `bytes` are not 0.
+    /// Prepares its file system and modules, also after a power cut. Creates a new file if `bytes` is not 0.
     pub(super) fn prepare(&self, bytes: u64) -> Result<()> {
         let new = match bytes {
             0 => String::new(),
@@ -91,7 +91,7 @@ impl<'a> Fabric<'a> {
         self.lab.node(name)
     }
 
-    /// RDMA devices on all nodes.
+    /// Adds RDMA devices on all nodes.
     pub(super) fn with_rdma(mut self) -> Result<Self> {
         self.target().run("modprobe nvmet-rdma")?;
         for name in [TARGET, FIRST, SECOND, CLIENT] {
@@ -108,7 +108,7 @@ impl<'a> Fabric<'a> {
         Ok(AllowedHost { nqn, key: key.map(str::to_owned) })
     }
 
-    /// Has the bundled target offer the namespace, which is blank, to both hosts at these addresses, over TCP.
+    /// Makes the bundled target offer the namespace, which is blank, to both hosts at these addresses, over TCP.
     fn offer(&self, addresses: &[&str]) -> Result<()> {
         let ports = (1..).zip(addresses).map(|(id, address)| port(id, "tcp", address, TCP)).collect();
         self.offer_bundled(ports)
@@ -119,7 +119,7 @@ impl<'a> Fabric<'a> {
         bundled::offer(self, hosts, ports, FILE_BYTES).context("have the bundled target offer the namespace")
     }
 
-    /// Offers whatever the file holds, with keys where there are any: the bundled target would not.
+    /// Offers the file regardless of its content, with keys if there are any: the bundled target would not.
     pub(super) fn offer_to(&self, hosts: Vec<AllowedHost>, ports: Vec<Port>) -> Result<Offered> {
         let offer = Offer { nqn: NQN.into(), file: FILE.into(), uuid: UUID.into(), hosts, ports };
         self.target().call("nvmet-offer", &offer).context("offer the namespace")
@@ -141,7 +141,7 @@ impl<'a> Fabric<'a> {
         }
     }
 
-    /// Connects, and waits until all paths take I/O.
+    /// Connects, and waits until all paths accept I/O.
     pub(super) fn connect(&self, seen: &Seen) -> Result<Outcome> {
         let outcome: Outcome = self.ask(seen, "nvmeof-connect")?;
         ensure!(outcome.error.is_none(), "{outcome:?}");
@@ -156,12 +156,12 @@ impl<'a> Fabric<'a> {
         })
     }
 
-    /// Runs a function on the host that sees it.
+    /// Runs a function on the host of this `Seen`.
     pub(super) fn ask<R: serde::de::DeserializeOwned>(&self, seen: &Seen, function: &str) -> Result<R> {
         self.node(&seen.node).call_within(function, seen, Duration::from_secs(60))
     }
 
-    /// Takes the reservation.
+    /// Acquires the reservation.
     fn take(&self, seen: &Seen) -> Result<()> {
         let refused: Option<String> = self.ask(seen, "nvmeof-acquire")?;
         ensure!(refused.is_none(), "{} epoch {}: {refused:?}", seen.node, seen.epoch);
@@ -170,7 +170,7 @@ impl<'a> Fabric<'a> {
         Ok(())
     }
 
-    /// Tries to take the reservation, in vain.
+    /// Tries to acquire the reservation and expects a refusal.
     fn refused(&self, seen: &Seen, reason: &str) -> Result<()> {
         let refused: Option<String> = self.ask(seen, "nvmeof-acquire")?;
         ensure!(refused.as_ref().is_some_and(|why| why.starts_with(reason)), "{reason}, but {refused:?}");
@@ -188,7 +188,7 @@ impl<'a> Fabric<'a> {
         self.node(&seen.node).call_within("nvmeof-write", &arguments, Duration::from_secs(120))
     }
 
-    /// The writers of these blocks, as the target has them.
+    /// The writers of these blocks, read on the target.
     pub(super) fn writers(&self, first: u64, count: u64) -> Result<Vec<u64>> {
         self.target().call("nvmeof-writers", &(FILE, Blocks { first, count, writer: 0 }))
     }
@@ -208,7 +208,7 @@ pub(super) fn port(id: u16, transport: &str, address: &str, service: u16) -> Por
     Port { id, transport: transport.into(), address: address.into(), service, tls: false }
 }
 
-/// What a write that the reservation keeps out ends with.
+/// The result of a write that conflicts with the reservation.
 pub(super) fn conflict() -> Written {
     Written { written: 0, errno: Some(libc::EBADE) }
 }
@@ -217,7 +217,7 @@ fn all(count: u64) -> Written {
     Written { written: count, errno: None }
 }
 
-/// Nothing goes to or comes from an address, while this lives.
+/// Blocks all traffic to and from an address while this exists.
 pub(super) struct Cut<'a> {
     node: &'a Node,
     address: String,
@@ -259,7 +259,7 @@ fn fenced(lab: &Lab, transport: &str) -> Result<String> {
     fabric.take(&first)?;
     let written = fabric.write(&first, 1, 0, 64)?;
     ensure!(written == all(64), "the holder's writes: {written:?}");
-    // The same epoch elsewhere is refused, and writes without the reservation are, too.
+    // The same epoch on another host is refused, and so are writes without the reservation.
     fabric.refused(&fabric.seen(SECOND, 1, transport), "Twin")?;
     let written = fabric.write(&second, 2, 0, 64)?;
     ensure!(written == conflict(), "writes before the takeover: {written:?}");
@@ -286,7 +286,7 @@ fn late(lab: &Lab) -> Result<String> {
     let fabric = Fabric::start(lab)?;
     let address = fabric.target().address();
     fabric.offer(&[address])?;
-    // So that what is under way waits for the target instead of failing.
+    // Makes I/O in flight wait for the target instead of failing.
     let first = Seen { fast_io_fail_s: 3600, ..fabric.seen(FIRST, 1, "tcp") };
     let second = fabric.seen(SECOND, 2, "tcp");
     fabric.connect(&first)?;
@@ -296,7 +296,7 @@ fn late(lab: &Lab) -> Result<String> {
     ensure!(written == all(16), "the holder's writes: {written:?}");
 
     let late = std::thread::scope(|scope| -> Result<Written> {
-        // Dropped in here, also when something fails: the write would wait for its deadline.
+        // Dropped inside this scope, also after an error: otherwise the write would wait for its deadline.
         let cut = Cut::at(fabric.node(FIRST), address)?;
         let under_way = scope.spawn(|| fabric.write(&first, 1, 16, 16));
         fabric.wait_for_paths(&first, 0)?;
@@ -329,7 +329,7 @@ fn refusals(lab: &Lab) -> Result<String> {
         Ok(())
     };
 
-    // A discovery service reports the port that it is asked at, to allowed hosts only.
+    // A discovery service reports only the port that is queried, and only to allowed hosts.
     let listed = |seen: &Seen| -> Result<Vec<(String, String, String)>> {
         let mut records: Vec<(String, String, String)> = fabric.ask(seen, "nvmeof-discover")?;
         records.retain(|(_, nqn, _)| nqn == NQN);
@@ -350,7 +350,7 @@ fn refusals(lab: &Lab) -> Result<String> {
     let elsewhere = |target: String| Seen { paths: vec![("tcp".into(), target)], ..first.clone() };
     refused(&elsewhere(format!("{address}:4499")), "NothingListens")?;
 
-    // Made so once, it is so; the second path is added, the first goes.
+    // Connecting is idempotent; then the second path is added, and the first is removed.
     let made = fabric.connect(&first)?;
     ensure!(made.connected == 1, "{made:?}");
     let again = fabric.connect(&first)?;
@@ -380,7 +380,7 @@ fn refusals(lab: &Lab) -> Result<String> {
     Ok("with authentication".into())
 }
 
-/// A second address of the target. Removed when dropped.
+/// An additional address of the target. Removed when dropped.
 struct Address<'a>(&'a Node, String);
 
 impl<'a> Address<'a> {
@@ -417,7 +417,7 @@ fn paths(lab: &Lab) -> Result<String> {
     };
     written(0, "with both paths")?;
 
-    // Either path carries it alone, without an error and with the reservation, which is the host's.
+    // Either path alone carries the I/O without an error. The reservation still holds because it belongs to the host.
     let mut first = 64;
     for address in [one, other.1.as_str()] {
         let cut = Cut::at(host, address)?;
@@ -451,7 +451,7 @@ fn paths(lab: &Lab) -> Result<String> {
 fn restarted(lab: &Lab) -> Result<String> {
     let fabric = Fabric::start(lab)?;
     let address = fabric.target().address();
-    // Its blocks are no pool's, so the bundled target would not offer it again.
+    // Its blocks are not from a pool, so the bundled target would not offer it again.
     let offer = || {
         let hosts = vec![fabric.allowed(FIRST, None)?, fabric.allowed(SECOND, None)?];
         fabric.offer_to(hosts, vec![port(1, "tcp", address, TCP)])
@@ -469,10 +469,10 @@ fn restarted(lab: &Lab) -> Result<String> {
     lab.power_on(TARGET)?;
     fabric.prepare(0)?;
     offer()?;
-    // By itself: nothing here connects again.
+    // Reconnected by the kernel: nothing here connects again.
     fabric.wait_for_paths(&first, 1)?;
     fabric.lost(&first, "Forgotten")?;
-    // The next epoch takes it, wherever it is, and then the old one is out.
+    // The next epoch acquires it on any host, and then the old one is fenced.
     let second = fabric.seen(SECOND, 2, "tcp");
     fabric.connect(&second)?;
     fabric.take(&second)?;
@@ -487,14 +487,15 @@ fn restarted(lab: &Lab) -> Result<String> {
     Ok("found again by itself, reservation forgotten".into())
 }
 
-/// Bytes of each of the two places at the end of the target's disk, where its file system has nothing.
+/// Bytes of each of the two areas at the end of the target's disk that its file system does not use.
 const PLACE_BYTES: u64 = 64 << 10;
 
-/// What all scenarios that cut the target's power rest on.
+/// The assumption behind all scenarios that cut the target's power.
 fn unflushed(lab: &Lab) -> Result<String> {
     let fabric = Fabric::start(lab)?;
     let target = fabric.target();
-    // Without its file system, which would flush the disk when it likes, and past the page cache, which goes with the guest anyway.
+    // Without its file system, which would flush the disk at any time, and bypassing the page cache, which is lost with the
+    // guest anyway.
     let place = |nth: u64| format!("$(($(blockdev --getsize64 /dev/vdd) / {PLACE_BYTES} - {nth}))");
     let write = |text: &str, nth: u64, sync: &str| {
         target.run(&format!(

@@ -1,4 +1,4 @@
-//! Mounts by the POSIX extensions of SMB 3.1.1: owners and modes of each file, links, special files, any name.
+//! Mounts with the POSIX extensions of SMB 3.1.1: owners and modes of each file, links, special files, any name.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// Makes one of everything.
+/// Creates one of each kind.
 const MAKE: &str = r#"
 umask 022
 printf 'one' > file; chmod 640 file; chown 1000:1001 file
@@ -38,7 +38,7 @@ umask 077; printf 'private' > masked; mkdir masked-directory
 chmod 600 case
 "#;
 
-/// Name, kind, mode, owner, names and, of a link, its target; of a file what it holds.
+/// Prints name, kind, mode, owner, link count, and the target of a link or the content of a file.
 const SHOW: &str = r#"
 export LC_ALL=C
 for name in *; do
@@ -90,7 +90,7 @@ fn kept(site: &Site) -> Result<String> {
     let shown = |at: &Mounted<'_>| within(at.node(), at.path(), SHOW);
     compare("where it was made", &shown(&here)?)?;
     compare("on the other node", &shown(&there)?)?;
-    // Changes are seen within actimeo, and what was made by one node is changed by the other.
+    // Changes are visible within actimeo, and each node can change what the other created.
     within(there.node(), there.path(), "chmod 604 file; chown 5:6 masked; rm 'star*'; mv 'dot.' 'dot..'")?;
     let after = EXPECTED
         .replace("640|1000:1001", "604|1000:1001")
@@ -102,7 +102,7 @@ fn kept(site: &Site) -> Result<String> {
     ensure!(found.trim() == after.trim(), "after changes on the other node:\n{found}\nexpected:\n{after}");
     here.unmount()?;
     there.unmount()?;
-    // From the server, after nothing is cached.
+    // From the server, with nothing cached.
     let again = site.mount_posix(site.node(ONE), &volume)?;
     let found = shown(&again)?;
     ensure!(found.trim() == after.trim(), "mounted again:\n{found}\nexpected:\n{after}");
@@ -122,11 +122,13 @@ fn compare(place: &str, found: &str) -> Result<()> {
     Ok(())
 }
 
-/// Reads only, for everyone, in this directory and what is made there. A list for the directory itself lets add files.
+/// Read-only for everyone, in this directory and in files created in it. A separate list for the directory itself permits
+/// adding files.
 const READ_ONLY: &str = "ACL:S-1-1-0:0/0x0/0x001a00a9";
 const PASSED_ON: &str = "ACL:S-1-1-0:0/0x9/0x001a00a9,ACL:S-1-1-0:0/0x0/0x001f01ff";
 
-/// Another client sets lists, as one on Windows does. The server enforces them, except for a POSIX mount, where the kernel enforces modes.
+/// Another client sets ACLs, as a Windows client does. The server enforces them, except for a POSIX mount, where the kernel
+/// enforces modes.
 fn lists(site: &Site) -> Result<String> {
     let volume = site.volume(64 * MIB)?;
     let here = site.mount(site.node(ONE), &volume, &[])?;
@@ -143,7 +145,7 @@ fn lists(site: &Site) -> Result<String> {
     };
     set("file", READ_ONLY)?;
     set("directory", PASSED_ON)?;
-    // Handles that the client keeps for a moment were opened before, and so may attributes have been read.
+    // The client keeps handles for a moment. They, and attributes that were read, may be older than the change.
     here.node().run("sleep 3")?;
     let denied = "printf two > file && exit 9\nprintf two > directory/new; sleep 3; printf two > directory/new && exit 9\n\
                   cat file directory/old; printf two >> directory/old";
@@ -170,7 +172,7 @@ fn as_user(uid: u32, script: &str) -> String {
     format!("setpriv --reuid={uid} --regid={uid} --clear-groups --bounding-set=-all sh -euc '{script}'\n")
 }
 
-/// Mounted by the driver, as a StorageClass with `posix` among its mount options has it.
+/// Mounted by the driver, as with a StorageClass that has `posix` in its mount options.
 fn users(site: &Site) -> Result<String> {
     let volume = site.csi(site.storage(), create("posix-users", 64 * MIB))?.ok()?;
     let nodes = [site.node(ONE), site.node(TWO)];
@@ -198,7 +200,7 @@ fn users(site: &Site) -> Result<String> {
             "owners: {owners}"
         );
         for (uid, own, others) in [(1000, "alice", "bob"), (2000, "bob", "alice")] {
-            // What is opened with O_CREAT, and what the client has no name for yet.
+            // Files opened with O_CREAT, and files that the client has no dentry for yet.
             node.run("echo 2 > /proc/sys/vm/drop_caches")?;
             within(node, POD, &as_user(uid, &format!(": >> shared/{own}")))?;
             let read = within(node, POD, &as_user(uid, &format!("cat shared/{own} home/file")))?;

@@ -30,7 +30,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// `EACCES`, `EPERM` and `EKEYREJECTED`: what the kernel makes of the refusals of different stages.
+/// `EACCES`, `EPERM` and `EKEYREJECTED`: the kernel's errors for refusals at different stages.
 const REFUSALS: [&str; 3] = ["(os error 13)", "(os error 1)", "(os error 129)"];
 
 fn refused(site: &Site, change: impl Fn(&mut Volume, &Volume), options: &[(&str, &str)]) -> Result<String> {
@@ -47,7 +47,7 @@ fn refused(site: &Site, change: impl Fn(&mut Volume, &Volume), options: &[(&str,
         REFUSALS.iter().any(|refusal| error.contains(refusal)),
         "refused, but not for its credentials: {error}"
     );
-    // And the right ones still open it: the refusal was not for another reason.
+    // The correct credentials still work: nothing else caused the refusal.
     site.mount(node, &volume, &[])?.unmount()?;
     for volume in [&volume, &other] {
         site.delete(volume)?;

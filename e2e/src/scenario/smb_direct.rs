@@ -1,4 +1,4 @@
-//! Nodes with SMB Direct in the kernel: that it is there and reported, and that it carries files, shown with ksmbd, the
+//! Nodes with SMB Direct in the kernel: checks that it is available and reported, and that it carries files, with ksmbd, the
 //! kernel's own server, and with ours.
 
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ]
 }
 
-/// What the inventory says before cifs is loaded, and after.
+/// The inventory before cifs is loaded, and after.
 fn reported(node: &Node) -> Result<[Found; 2]> {
     // An earlier scenario may have used it.
     node.run("rmmod cifs 2>/dev/null || [ ! -e /sys/module/cifs ]")?;
@@ -77,7 +77,7 @@ pub(super) const ROCE: Link = Link { kind: "rxe", module: "rdma_rxe", iwarp: fal
 pub(super) const IWARP: Link = Link { kind: "siw", module: "siw", iwarp: true };
 
 impl Link {
-    /// Makes one on the node's network device. Removed when dropped.
+    /// Creates one on the node's network device. Removed when dropped.
     pub(super) fn add<'a>(&'a self, node: &'a Node) -> Result<Added<'a>> {
         let Self { kind, module, .. } = self;
         node.run(&format!("modprobe {module}; rdma link add {kind}0 type {kind} netdev eth0"))?;
@@ -85,7 +85,7 @@ impl Link {
     }
 }
 
-/// A software RDMA device that was made.
+/// A software RDMA device that was created.
 pub(super) struct Added<'a> {
     node: &'a Node,
     name: String,
@@ -97,13 +97,13 @@ impl Drop for Added<'_> {
     }
 }
 
-/// The kernel's server; ended when dropped.
+/// ksmbd, the kernel's server. Stopped when dropped.
 pub(super) struct Ksmbd<'a> {
     node: &'a Node,
 }
 
 impl<'a> Ksmbd<'a> {
-    /// Serves this folder, as [`ksmbd_mount`] mounts it.
+    /// Serves this folder so that [`ksmbd_mount`] can mount it.
     pub(super) fn start(node: &'a Node, folder: &str) -> Result<Self> {
         let config = format!(
             "[global]\n interfaces = eth0\n smb3 encryption = disabled\n[s]\n path = {folder}\n read only = no\n"
@@ -135,7 +135,7 @@ pub(super) fn ksmbd_mount(server: &Node, at: &str, options: &[(&str, &str)]) -> 
     Mount { server: server.address().into(), share: "s".into(), at: at.into(), options: options.collect() }
 }
 
-/// A folder in memory on the node; gone when dropped.
+/// A tmpfs on the node. Unmounted when dropped.
 struct InMemory<'a>(&'a Node, &'static str);
 
 impl<'a> InMemory<'a> {
@@ -192,7 +192,7 @@ fn carries(site: &Site, link: &Link) -> Result<String> {
     Ok(format!("port {}", link.port()))
 }
 
-/// Devices that our server may use, since one is on its node.
+/// Devices that our server may use: one is on its node.
 pub(super) struct Fabric<'a> {
     site: &'a Site,
     links: Vec<Added<'a>>,
@@ -200,7 +200,7 @@ pub(super) struct Fabric<'a> {
 
 impl Drop for Fabric<'_> {
     fn drop(&mut self) {
-        // The kernel does not let go of a software device that a process has open.
+        // The kernel does not remove a software device that a process has open.
         if let Err(error) = self.site.end_server() {
             say(format!("the server does not end: {error:#}"));
             return std::mem::take(&mut self.links).into_iter().for_each(std::mem::forget);
@@ -215,7 +215,7 @@ impl Drop for Fabric<'_> {
 pub(super) const RDMA: &[(&str, &str)] = &[("vers", "3.1.1"), ("rdma", "")];
 
 impl<'a> Fabric<'a> {
-    /// A device on each node; our server listens on its own when this returns. It came while the server ran.
+    /// Adds a device on each node while the server runs. When this returns, our server listens on its own device.
     pub(super) fn add(site: &'a Site, link: &'a Link, clients: &[&'a Node]) -> Result<Self> {
         let server = site.storage();
         let mut fabric = Self { site, links: Vec::new() };
@@ -231,7 +231,7 @@ impl<'a> Fabric<'a> {
 }
 
 impl Link {
-    /// [MS-SMBD] 1.9: iWARP has a port of its own, because its connections are TCP's.
+    /// [MS-SMBD] 1.9: iWARP has a separate port, because its connections are TCP connections.
     pub(super) fn port(&self) -> u16 {
         if self.iwarp { 5445 } else { 445 }
     }
@@ -241,7 +241,7 @@ impl Link {
     }
 }
 
-/// What the client's kernel says of its connections.
+/// The connection states that the client's kernel reports.
 pub(super) fn statuses(client: &Node) -> Result<String> {
     client.run("sed -n 's/.*transport status: //p' /proc/fs/cifs/DebugData")
 }
@@ -299,7 +299,7 @@ fn served(site: &Site, link: &Link) -> Result<String> {
     exercise(client, &format!("{folder}/exercised"), EXERCISES, SEED, Duration::from_secs(120))?;
     is_over_smb_direct(site, client, link)?;
     let (read, written) = (by_rdma("read")? - read, by_rdma("written")? - written);
-    // What fio wrote and read; the 4 KiB blocks are exactly at the client's threshold.
+    // What fio wrote and read. The 4 KiB blocks are exactly at the client's threshold.
     ensure!(read >= 64 * MIB && written >= 64 * MIB, "{read} bytes read and {written} written by RDMA");
     let copied = metric(site, "forebay_rdma_copied_bytes_total")?;
     ensure!(copied == 0, "{copied} bytes were copied by a CPU");
@@ -312,7 +312,7 @@ fn served(site: &Site, link: &Link) -> Result<String> {
 const EXERCISES: u32 = 1000;
 const SEED: u32 = 17;
 
-/// A checkpoint in shards, written over RDMA, read over RDMA and TCP at once by another node.
+/// A checkpoint in shards is written over RDMA, then read by another node over RDMA and TCP at the same time.
 fn mixed(site: &Site) -> Result<String> {
     let (server, one, two) = (site.storage(), site.node(ONE), site.node(TWO));
     let _fabric = Fabric::add(site, &ROCE, &[one, two])?;
@@ -345,7 +345,7 @@ fn mixed(site: &Site) -> Result<String> {
     Ok(String::new())
 }
 
-/// What the server has not cached it reads past its page cache, on both file systems; what it has cached, from there.
+/// On both file systems, the server reads uncached data past its page cache, and cached data from the page cache.
 fn past_the_page_cache(site: &Site) -> Result<String> {
     let (server, client) = (site.storage(), site.node(ONE));
     let _switched = site.switched("direct_reads", "true")?;
@@ -365,14 +365,14 @@ fn past_the_page_cache(site: &Site) -> Result<String> {
         let verify = || -> Result<u64> {
             client.call("verify-sums", &Sums { folder: folder.into(), sums: sums.clone() })
         };
-        // The client's own read-ahead decides how it asks; most of it asks for enough.
+        // The client's own read-ahead decides the size of requests; most of them are large enough.
         forget(server)?;
         forget(client)?;
         let before = by("direct")?;
         verify().with_context(|| format!("past the page cache, on {pool}"))?;
         let came = by("direct")? - before;
         ensure!(came >= bytes / 2, "{came} of {bytes} bytes came past the page cache, on {pool}");
-        // Reads of 1 MiB, and of what is left at a file's end.
+        // Reads of 1 MiB, and of the remainder at the end of a file.
         let read_all = format!(
             "for file in {folder}/*; do dd if=$file of=/dev/null bs=1M iflag=direct status=none || exit 1; done"
         );
@@ -383,7 +383,7 @@ fn past_the_page_cache(site: &Site) -> Result<String> {
         let came = by("direct")? - before;
         ensure!(came >= bytes, "{came} of {bytes} bytes came past the page cache, on {pool}");
         direct_bytes += came;
-        // Just written, and so cached: from the page cache.
+        // Just written and therefore cached: served from the page cache.
         let sums: Vec<Sum> = client.call("write-shards", &Shards { seed: 29, ..shards })?;
         forget(client)?;
         let before = by("direct")?;
@@ -403,7 +403,7 @@ fn past_the_page_cache(site: &Site) -> Result<String> {
     Ok(format!("{} MiB past the page cache", direct_bytes / MIB))
 }
 
-/// Mounts and unmounts; what RDMA resources the server has must not grow.
+/// Mounts and unmounts. The server's RDMA resources must not grow.
 fn remounted(site: &Site) -> Result<String> {
     let (server, client) = (site.storage(), site.node(ONE));
     let _fabric = Fabric::add(site, &ROCE, &[client])?;
@@ -424,7 +424,7 @@ fn remounted(site: &Site) -> Result<String> {
         let name = mounted.join("f");
         client.run(&format!("echo {round} > {name}; test $(cat {name}) = {round}"))?;
         mounted.unmount()?;
-        // What belongs to the device and not to a connection is there by then.
+        // By then, resources that belong to the device and not to a connection exist.
         if round == 2 {
             first = resources()?;
             regions = count("mr")?;
@@ -435,7 +435,7 @@ fn remounted(site: &Site) -> Result<String> {
         first == last,
         "queue pairs, completion queues, domains, identifiers, descriptors: {first:?}, then {last:?}"
     );
-    // Buffers stay pooled: as many as were ever in use at once.
+    // Buffers stay pooled: up to the maximum that was ever in use at the same time.
     let now = count("mr")?;
     ensure!(now < regions + 8, "{regions} regions after 3 mounts, {now} after {REMOUNTS}");
     site.delete(&volume)?;

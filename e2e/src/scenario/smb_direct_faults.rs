@@ -1,4 +1,4 @@
-//! SMB Direct with our own client: that it is served, and that what it does wrong is its own loss only.
+//! SMB Direct with our own client: the server serves it, and its faults affect only itself.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ fn target(site: &Site, volume: &Volume, link: &Link) -> Result<Target> {
     })
 }
 
-/// The calls that verify, and how many tokens each has the server invalidate where the device can.
+/// The verifying calls, and the number of tokens that each makes the server invalidate if the device supports it.
 const CLEAR: (&str, u32) = ("smb-direct-verify", 2);
 const SEALED: (&str, u32) = ("smb-direct-verify-sealed", 1);
 
@@ -50,7 +50,7 @@ fn verified(site: &Site, link: &Link, (function, tokens): (&str, u32)) -> Result
     for (name, bytes) in [("small", 20_011), ("large", 700_001)] {
         let verify = Verify { target: target.clone(), name: name.to_owned(), bytes, seed: 3 };
         let Verified { bytes, invalidated } = client.call(function, &verify).context(name)?;
-        // Of the software devices only soft-RoCE has tokens that a peer can invalidate.
+        // Of the software devices, only soft-RoCE supports tokens that a peer can invalidate.
         ensure!(invalidated == if link.is_iwarp() { 0 } else { tokens }, "{invalidated} tokens invalidated");
         all += bytes;
     }
@@ -59,14 +59,14 @@ fn verified(site: &Site, link: &Link, (function, tokens): (&str, u32)) -> Result
     Ok(format!("{} KiB by RDMA", all >> 10))
 }
 
-/// What the server must say of a fault, and how soon it must have ended the connection.
+/// What the server must log for a fault, and how soon it must have ended the connection.
 struct Case {
     fault: Fault,
     says: &'static str,
     within: Duration,
 }
 
-/// For what the server, or its device, knows at once; on a busy emulated node.
+/// For faults that the server or its device detects immediately, on a busy emulated node.
 const AT_ONCE: Duration = Duration::from_secs(10);
 /// `STALL_TIME_DEFAULT_MAX` of the server.
 const SEND_STALL_TIME: Duration = Duration::from_secs(120);
@@ -102,13 +102,13 @@ const CASES: &[Case] = &[
     late(Fault::HalfOpen, "timed out: the negotiation", NEGOTIATION_TIMEOUT_PASSIVE),
 ];
 
-/// Committed beside all others, because they take minutes.
+/// Committed in parallel to all others, because they take minutes.
 const SLOW: &[Case] = &[
     late(Fault::NoCredits, "timed out: a send credit", CREDIT_TIMEOUT),
     late(Fault::NoReceivesForEver, "the peer takes no data", SEND_STALL_TIME),
 ];
 
-/// The server's log from here on.
+/// The server's log from this point on.
 struct Log<'a> {
     server: &'a Node,
     lines: usize,
@@ -130,7 +130,7 @@ impl<'a> Log<'a> {
     }
 }
 
-/// Commits a fault and holds its consequences against the table.
+/// Commits a fault and compares its consequences with the table.
 fn commit(server: &Node, client: &Node, target: &Target, case: &Case) -> Result<()> {
     let Case { fault, says, within } = *case;
     let log = Log::from_now(server)?;
@@ -146,7 +146,7 @@ fn commit(server: &Node, client: &Node, target: &Target, case: &Case) -> Result<
             ensure!(killed.elapsed() < within, "the server noticed only after {:?}", killed.elapsed());
         }
         Fault::HalfOpen => {
-            // It sits there for as long as the server may take.
+            // The client stays idle for as long as the server is allowed to take.
             client.call_within::<Ended>("smb-direct-fault", &misdeed, within)?;
             ensure!(log.says(says)?, "the server has not ended it within {within:?}");
         }
@@ -160,7 +160,7 @@ fn commit(server: &Node, client: &Node, target: &Target, case: &Case) -> Result<
     Ok(())
 }
 
-/// Commits one after the other; the error names all that ended otherwise than they should.
+/// Commits one fault after the other. The error names all that did not end as expected.
 fn all(server: &Node, client: &Node, target: &Target, after: impl Fn(&Case) -> Result<()>) -> Result<()> {
     let failed: Vec<String> = CASES
         .iter()
@@ -173,16 +173,16 @@ fn all(server: &Node, client: &Node, target: &Target, after: impl Fn(&Case) -> R
     Ok(())
 }
 
-/// A load that writes and verifies without end, over the kernel's client.
+/// A load that writes and verifies endlessly, through the kernel's client.
 struct Bystander<'a> {
     mounted: Mounted<'a>,
     fio: Process,
     lost: Lost,
 }
 
-/// How often a client had to connect again, and how often because its device gave the connection up: nothing that it sent was
-/// acknowledged for some 4 s. The peer's device does that in its kernel, whatever the server does; where the machine is busy an
-/// emulated node now and then stands still for so long.
+/// How often a client had to reconnect, and how often because its device gave up the connection: nothing that it sent was
+/// acknowledged for about 4 s. The peer's kernel sends acknowledgments, independently of the server; on a busy machine an
+/// emulated node occasionally stalls for that long.
 #[derive(Clone, Copy)]
 struct Lost {
     sessions: u64,
@@ -198,15 +198,15 @@ impl Lost {
     }
 }
 
-/// What a bystander did.
+/// The result of a bystander.
 struct Stood {
-    /// How often it wrote and verified all.
+    /// Number of complete passes of writing and verifying.
     passes: usize,
-    /// How often its own device gave its connection up.
+    /// How often its own device gave up its connection.
     given_up: u64,
 }
 
-/// What both ends say of the client's connection, and the retries that their devices have counted.
+/// What both ends report about the client's connection, and the retry counters of their devices.
 fn ends(site: &Site, client: &Node) -> Result<String> {
     let server = site.storage();
     let retries = "cd /sys/class/infiniband/rxe0/ports/1/hw_counters; grep . *retry* *rnr* *seq*";
@@ -241,7 +241,7 @@ impl<'a> Bystander<'a> {
         Ok(Self { lost: Lost::so_far(client)?, mounted, fio })
     }
 
-    /// An error if it ever failed, or lost its connection by the server's doing.
+    /// Fails if the load ever failed, or if the server made it lose its connection.
     fn finish(self, site: &Site, client: &Node) -> Result<Stood> {
         client.run("touch /tmp/enough")?;
         let passes = self.fio.finish(Duration::from_secs(30)).context("the bystander")?.len();
@@ -261,7 +261,7 @@ impl<'a> Bystander<'a> {
     }
 }
 
-/// What the server has of RDMA and descriptors, with no connection left; and regions of memory.
+/// The server's RDMA resources and descriptors with no connection left, and its memory regions.
 fn resources(server: &Node, clients: &[&Node]) -> Result<(Vec<usize>, usize)> {
     no_queue_pair_is_left(&[&[server], clients].concat())?;
     let count = |kind: &str| -> Result<usize> {
@@ -272,7 +272,8 @@ fn resources(server: &Node, clients: &[&Node]) -> Result<(Vec<usize>, usize)> {
     Ok((found, count("mr")?))
 }
 
-/// Waits until the server has what it had before: what a lost connection had open is kept for a minute. Regions that are left.
+/// Waits until the server is back at its earlier resources: it keeps open handles of a lost connection for a minute. Returns
+/// the number of remaining regions.
 fn nothing_left(server: &Node, clients: &[&Node], before: &[usize]) -> Result<usize> {
     let (mut after, mut regions) = resources(server, clients)?;
     server
@@ -294,7 +295,7 @@ fn faults(site: &Site) -> Result<String> {
     let _fabric = Fabric::add(site, &ROCE, &[one, two])?;
     let volume = site.volume(256 * MIB)?;
     let target = target(site, &volume, &ROCE)?;
-    // What belongs to the device and not to a connection is there after some.
+    // Resources that belong to the device and not to a connection exist after a few mounts.
     for _ in 0..3 {
         site.mount(two, &volume, RDMA)?.unmount()?;
     }
@@ -319,7 +320,7 @@ fn faults(site: &Site) -> Result<String> {
     let first = bystander.finish(site, two)?;
     let regions = nothing_left(server, &[one, two], &before)?;
 
-    // Regions are those of pooled buffers now, as many as were ever in use at once: the same faults leave no more.
+    // The regions now belong to pooled buffers, up to the maximum that was ever in use: the same faults must not add more.
     let bystander = Bystander::start(site, two, &volume)?;
     all(server, one, &target, |_| Ok(()))?;
     let second = bystander.finish(site, two)?;

@@ -1,4 +1,4 @@
-//! Snapshots of a volume that two nodes write, by the kernel's client, and volumes that are made of them.
+//! Snapshots of a volume that two nodes write through the kernel's client, and volumes created from them.
 
 use std::time::{Duration, Instant};
 
@@ -21,8 +21,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
 
 const SNAPSHOTS: usize = 3;
 
-/// Each change begins when the one before it is done: a number goes to one file, then to another, then a file of that number takes
-/// the place of the one before. A file is written back when it is closed.
+/// Each change begins when the previous one is complete: a number is written to one file, then to another, then a file named
+/// after the number replaces the previous such file. A file is written back when it is closed.
 const WRITE: &str = r#"
 set -eu
 cd "$1"; name=$2; number=0
@@ -36,19 +36,19 @@ done
 echo $number > /run/written
 "#;
 
-/// Files that are not changed: many small ones, so that a snapshot takes a while, and a large one.
+/// Files that do not change: many small ones, so that a snapshot takes a while, and a large one.
 const FILL: &str = r#"
 mkdir many; for n in $(seq 500); do echo $n > many/$n; done
 dd if=/dev/urandom of=large bs=1M count=32 status=none
 sha256sum large | cut -d' ' -f1
 "#;
 
-/// What programs on a node copy by reflink, the server copies without data.
+/// Programs on a node copy by reflink, and the server copies without transferring data.
 fn reflinked(site: &Site) -> Result<String> {
     let volume = site.volume(256 * MIB)?;
     let at = site.mount(site.node(ONE), &volume, &[])?;
     let other = site.mount(site.node(TWO), &volume, &[])?;
-    // What the pool has in use, in KiB.
+    // Used space of the pool, in KiB.
     let used = || -> Result<u64> {
         let used = site.storage().run(&format!("sync -f {POOL}; df --output=used -k {POOL} | tail -n 1"))?;
         used.trim().parse().with_context(|| format!("df says {used:?}"))
@@ -62,7 +62,7 @@ fn reflinked(site: &Site) -> Result<String> {
     ))?;
     let grown = used()?.saturating_sub(before);
     ensure!(grown < 8 * 1024, "a copy of 64 MiB takes {grown} KiB of the pool");
-    // Each is its own file.
+    // Each copy is independent.
     at.node().run(&format!(
         "cd {folder} && sha256sum first > /tmp/sum \
          && dd if=/dev/zero of=second bs=64k seek=3 count=2 conv=notrunc,fsync status=none \
@@ -92,7 +92,8 @@ fn delete(site: &Site, id: &str) -> Result<()> {
 }
 
 fn number(at: &Mounted<'_>, name: &str) -> Result<u64> {
-    // A file that was just made, or emptied to be written again, has none: then the one before it counts, which is not there.
+    // A file that was just created, or truncated to be rewritten, has no number. Then the previous number counts, which is no
+    // longer stored.
     let text = at.node().run(&format!("cat {}", at.join(name)))?;
     match text.trim() {
         "" => Ok(0),
@@ -100,7 +101,7 @@ fn number(at: &Mounted<'_>, name: &str) -> Result<u64> {
     }
 }
 
-/// Whether what a snapshot has of one node's changes is what there was at one moment.
+/// Checks that a snapshot's view of one node's changes existed at a single moment.
 fn check(at: &Mounted<'_>, name: &str) -> Result<u64> {
     let (first, second) = (number(at, &format!("{name}-first"))?, number(at, &format!("{name}-second"))?);
     let found =
@@ -108,7 +109,7 @@ fn check(at: &Mounted<'_>, name: &str) -> Result<u64> {
     let mut numbers: Vec<u64> = found.lines().map(str::parse).collect::<Result<_, _>>()?;
     numbers.sort_unstable();
     let latest = first.max(second).max(numbers.last().copied().unwrap_or_default());
-    // An emptied file is about to get the next number.
+    // A truncated file is about to receive the next number.
     let first = if first == 0 { latest } else { first };
     let second_is_due = second == 0 || second == first || second + 1 == first;
     let done = if second == 0 { first } else { second };
@@ -190,7 +191,7 @@ fn written(site: &Site) -> Result<String> {
     Ok(format!("{SNAPSHOTS} while both wrote, at {seen:?}; the longest took {} ms", longest.as_millis()))
 }
 
-/// As a PersistentVolume with `snapshot=` among its mount options has it.
+/// As with a PersistentVolume that has `snapshot=` in its mount options.
 fn driven(site: &Site) -> Result<String> {
     const LIVE: [&str; 2] = ["/var/lib/kubelet/shown/staging", "/var/lib/kubelet/shown/pod"];
     const THEN: [&str; 2] = ["/var/lib/kubelet/then/staging", "/var/lib/kubelet/then/pod"];
@@ -269,12 +270,12 @@ fn mounted(site: &Site) -> Result<String> {
     }
     let still = there.node().run(&format!("cd {at} && cat kept a/b/file"))?;
     ensure!(still.trim_end() == "kept\nbefore", "the snapshot was changed: {still:?}");
-    // Beside the volume itself on the same node.
+    // Next to the volume itself on the same node.
     let beside = site.mount(site.node(TWO), &volume, &[])?;
     let now = beside.node().run(&format!("cat {}", beside.join("c/b/file")))?;
     ensure!(now.trim_end() == "after", "the volume shows {now:?} beside its snapshot");
     delete(site, &id)?;
-    // Listing is no test: glibc takes ENOENT of a directory that was removed for its end, as POSIX requires.
+    // Listing is no test: glibc treats ENOENT from a removed directory as its end, as POSIX requires.
     let gone = there.node().attempt(&["cat", &format!("{at}/unread")], &[], Duration::from_secs(20))?;
     ensure!(!gone.success(), "a snapshot that is deleted shows {:?}", gone.text());
     for mounted in [there, beside, here] {
@@ -291,7 +292,7 @@ fn counted(site: &Site) -> Result<String> {
     let id = format!("{}-kept", volume.id);
     let (bytes, _) = snapshot(site, &id, &volume)?;
     ensure!((40 << 20..48 << 20).contains(&bytes), "a snapshot of 40 MiB has {bytes} bytes");
-    // What the snapshot keeps is not the volume's: all of its capacity can be written again.
+    // The snapshot's data does not count against the volume: its whole capacity can be written again.
     here.node().run(&format!(
         "dd if=/dev/urandom of={} bs=1M count=40 conv=notrunc status=none",
         here.join("model")

@@ -1,4 +1,4 @@
-//! A volume is as large as it says, and no larger.
+//! A volume is exactly as large as it reports.
 
 use std::time::Duration;
 
@@ -23,13 +23,13 @@ fn full(site: &Site, pool: &str, first: u64, later: u64) -> Result<String> {
 
     let filled = fill(&one, "big", u64::MAX)?;
     ensure!(filled.no_space, "{} bytes went into {first}", filled.bytes);
-    // As the other node sees it: the writer's own idea of the size includes what the server refused.
+    // As seen by the other node: the writer's view of the size includes data that the server refused.
     let size = |name: &str| -> Result<u64> {
         Ok(two.node().run(&format!("stat -c %s {}", two.join(name)))?.parse()?)
     };
     let kept = size("big")?;
     ensure!((first / 10 * 9..=first).contains(&kept), "full after {kept} bytes of {first}");
-    // Nor from the other node.
+    // The other node cannot write either.
     let other = fill(&two, "other", u64::MAX)?;
     ensure!(other.no_space, "the other node wrote {} bytes more", other.bytes);
     two.node().run(&format!("rm -f {}", two.join("other")))?;

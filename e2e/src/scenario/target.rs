@@ -1,4 +1,4 @@
-//! The bundled target: what it offers, to hosts that must not notice its own life, and what it must not offer or touch.
+//! The bundled target: what it offers, to hosts that must not notice its restarts, and what it must not offer or touch.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -41,7 +41,7 @@ fn hosts(fabric: &Fabric<'_>, names: &[&str]) -> Result<Vec<String>> {
     names.iter().map(|host| Ok(fabric.allowed(host, None)?.nqn)).collect()
 }
 
-/// Blocks of one call.
+/// Number of blocks per call.
 const BLOCKS: u64 = 128;
 
 fn under_io(lab: &Lab, transport: &'static str) -> Result<String> {
@@ -104,7 +104,7 @@ fn under_io(lab: &Lab, transport: &'static str) -> Result<String> {
     Ok(format!("{written} blocks without an error"))
 }
 
-/// What a target's life has: ends, kills, other files. The first host is allowed all the time.
+/// Changes in a target's lifecycle: shutdowns, kills, other configuration files. The first host is allowed all the time.
 fn changes(
     fabric: &Fabric<'_>,
     target: &Target<'_>,
@@ -128,7 +128,7 @@ fn changes(
     target.wait()?;
     fabric.connect(second)?;
     fabric.ask::<usize>(second, "nvmeof-disconnect")?;
-    // While it runs: the second goes, a subsystem comes, and both are undone.
+    // While it runs: the second host is removed and a subsystem is added, then both changes are undone.
     target.says(&says(only_first.to_vec(), true))?;
     target.wait()?;
     refused()?;
@@ -136,7 +136,7 @@ fn changes(
     target.wait()?;
     let left = target.node.run(&format!("ls {NVMET}/subsystems"))?;
     ensure!(left == NQN, "subsystems: {left}");
-    // A file that says nothing, or nonsense, changes nothing.
+    // An empty or invalid file changes nothing.
     let before = target.tree()?;
     for text in ["", "[[port]]\n", "not TOML"] {
         target.node.put(CONFIG, text.as_bytes(), 0o600)?;
@@ -149,15 +149,15 @@ fn changes(
     target.wait()
 }
 
-/// Where between too early and too late it is killed next, as parts of that time.
+/// The next moment to kill it, as a fraction of the interval between too early and too late.
 const MOMENTS: [f64; 5] = [0.5, 0.3, 0.7, 0.4, 0.6];
-/// How often, while it makes everything, and while it removes everything.
+/// Number of kills while it creates everything, and while it removes everything.
 const KILLS: usize = 20;
-/// How many of them have to hit it half way, each way; more kills are tried for that.
+/// Number of kills that must hit it half way, for each command. It adds more kills to reach this number.
 const HALF_WAY_MIN: usize = 2;
-/// Where so many have not, it does everything at once.
+/// If this many kills do not suffice, the program does everything in one step.
 const KILLS_MAX: usize = 60;
-/// By then it has done all, also when it is emulated.
+/// By then it has completed, also under emulation.
 const TOO_LATE_S: f64 = 2.0;
 
 fn killed(lab: &Lab) -> Result<String> {
@@ -170,7 +170,7 @@ fn killed(lab: &Lab) -> Result<String> {
         other: true,
     };
     target.says(&says)?;
-    // Neither configfs nor modules are there yet.
+    // Neither configfs nor the modules are loaded yet.
     target.node.run(&format!(
         "modprobe -r nvmet-rdma nvmet-tcp nvmet; umount /sys/kernel/config; test ! -e {NVMET}"
     ))?;
@@ -181,7 +181,7 @@ fn killed(lab: &Lab) -> Result<String> {
         target.tree()
     };
     let all = made()?;
-    // Its subsystems, what is in them, and hosts, by their paths: not what is in files, and not ports, which have other numbers.
+    // Paths of its subsystems, their content, and hosts. Not the content of files, and not ports, which have other numbers.
     let in_file = |line: &str| ["/attr_", "/device_", "/enable:"].iter().any(|part| line.contains(part));
     let entries: Vec<&str> =
         all.lines().filter(|line| !line.starts_with("ports") && !in_file(line)).collect();
@@ -197,7 +197,7 @@ fn killed(lab: &Lab) -> Result<String> {
             );
             let kill = *kills;
             *kills += 1;
-            // From nothing, or from all.
+            // From an empty target, or from a complete one.
             if command == "run" {
                 target.remove()?;
                 target.is_bare()?;
@@ -206,7 +206,8 @@ fn killed(lab: &Lab) -> Result<String> {
             let script = if kill < KILLS {
                 format!("timeout -s KILL {moment:.4} {PROGRAM} {command} > /dev/null 2>&1 || true")
             } else {
-                // What it does between nothing and all is too short for moments by the clock: it is killed at what it has done.
+                // The time between nothing and all is too short for timed kills: kill it when it has created or removed a
+                // given entry.
                 let sign = if command == "run" { "-e" } else { "! -e" };
                 let seen = format!("{NVMET}/{}", entries[kill % entries.len()]);
                 format!(
@@ -226,7 +227,8 @@ fn killed(lab: &Lab) -> Result<String> {
                 (_, true) => late = moment,
                 _ => *half += 1,
             }
-            // Both ways on from there lead where they should. No two runs take the same time: what was narrowed widens.
+            // Continuing from there must lead to the expected state both ways. Run times vary, so widen the narrowed
+            // interval.
             early *= 0.95;
             late *= 1.05;
             if command == "run" && kill % 2 == 0 {
@@ -257,7 +259,7 @@ fn killed(lab: &Lab) -> Result<String> {
     ))
 }
 
-/// Drives that must not be offered: what makes a file look like one on a loop device, and what is said.
+/// Drives that must not be offered: the command that makes a file on a loop device look like one, and the reported reason.
 const FOREIGN: &[(&str, &str)] = &[
     ("mkfs.ext4 -q -F $f", "an ext2, ext3 or ext4 file system"),
     ("mkfs.xfs -q -f -L data $f", "an XFS file system labelled"),
@@ -289,7 +291,7 @@ fn foreign(lab: &Lab) -> Result<String> {
     };
     let device = |path: &str| format!("device = \"{path}\"");
 
-    // A subsystem of another program, with a host and an address that are needed here, too.
+    // A subsystem of another program, with a host and an address that we need here, too.
     node.run(&format!("truncate -s 16M {OTHER_FILE}"))?;
     let theirs = Offer {
         nqn: "nqn.2026-01.org.example:theirs".into(),
@@ -331,7 +333,7 @@ fn foreign(lab: &Lab) -> Result<String> {
         ensure!(state()? == untouched, "{says:?}: it was written to");
     }
     node.run(&free)?;
-    // The disk that the lab's files are on is mounted; a file that is a loop device's; one that others offer.
+    // The disk with the lab's files, which is mounted; a file behind a loop device; a file that others offer.
     refused(device("/dev/vdd"), "it is in use on this machine")?;
     node.run(&format!("rm -f {image}; truncate -s 300M {image}; losetup {drive} {image}"))?;
     refused(file(image, 300), "lies on it")?;
@@ -339,7 +341,7 @@ fn foreign(lab: &Lab) -> Result<String> {
     refused(file(OTHER_FILE, 16), "namespace 1 of nqn.2026-01.org.example:theirs lies on it")?;
     refused(device("/dev/disk/by-id/nvme-absent"), "No such file")?;
 
-    // And one without an owner is offered, a pool of ours as well, unless its cache would forget what was flushed.
+    // A drive without an owner is offered, and so is a pool of ours, unless its cache could lose flushed data.
     let accepted = format!("{}\nallow_volatile_cache = true", device(drive));
     for script in ["true", "mkfs.xfs -q -f -L forebay $l"] {
         let make =
@@ -450,7 +452,7 @@ fn grows(lab: &Lab) -> Result<String> {
     target.remove()?;
     target.is_bare()?;
 
-    // What holds a pool is offered again: after a removal, and by a machine that boots.
+    // A drive that contains a pool is offered again: after a removal, and after a reboot.
     target.says(&says(600)?)?;
     target.start()?;
     target.wait()?;
@@ -460,7 +462,7 @@ fn grows(lab: &Lab) -> Result<String> {
     target.says(&says(600)?)?;
     target.start()?;
     target.wait()?;
-    // Which waits until the namespace takes I/O.
+    // The connect waits until the namespace accepts I/O.
     fabric.connect(&seen)?;
     fabric.ask::<usize>(&seen, "nvmeof-disconnect")?;
     target.stop()?;
@@ -492,7 +494,7 @@ fn grown(
     host.wait_until("the pool grows", Duration::from_secs(60), || Ok(bytes()? >= wanted))
         .with_context(|| format!("the target says: {}", target.log()))?;
     ensure!(sum()? == content, "what was in the pool has changed");
-    // What has grown stays so.
+    // Growth is permanent.
     target.says(&says(600)?)?;
     target.wait()?;
     let size = target.node.run(&format!("stat -c %s {FILE}"))?;

@@ -7,8 +7,8 @@ use anyhow::{Result, ensure};
 use super::{MIB, ONE, Scenario, TWO, scenario};
 use crate::site::Site;
 
-/// Waits for one answer and prints it, a line for each change: action and name. The request is
-/// `_IOWR(0xCF, 11, struct smb3_notify_info)`, packed: completion filter (names), tree, room; then the room.
+/// Waits for one response and prints a line for each change: action and name. The request is `_IOWR(0xCF, 11, struct
+/// smb3_notify_info)`, packed: completion filter (names), tree, room; then the room.
 const WATCH: &str = r#"
 import fcntl, os, struct, sys
 room = 4096
@@ -40,7 +40,7 @@ fn reported(site: &Site) -> Result<String> {
         let directory = watcher.join("d");
         let mut process = watcher.node().spawn(&["python3", "-c", WATCH, &directory])?;
         process.wait_for("it watches", SOON, |lines| lines == ["watching"])?;
-        // It may have said so before its request was there.
+        // It may have printed that before its request reached the server.
         let mut made = 0;
         let name = other.node().name().to_owned();
         watcher.node().wait_until("the watcher is notified", SOON, || {

@@ -1,4 +1,4 @@
-//! Save a checkpoint: write a new file, flush it, rename it over the one before.
+//! Save a checkpoint: write a new file, flush it, rename it over the previous one.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -25,12 +25,12 @@ impl Rank {
         Self::with_sizes(plan.file_name(index), plan.file_bytes, plan.io_bytes)
     }
 
-    /// Of a file of `file_bytes` that is written in pieces of `io_bytes`.
+    /// For a file of `file_bytes` that is written in pieces of `io_bytes`.
     pub(crate) fn with_sizes(name: String, file_bytes: u64, io_bytes: usize) -> Self {
         Self { name, file_bytes, payload: payload(io_bytes) }
     }
 
-    /// Saves until the time has come, and at least once. An operation is a whole checkpoint.
+    /// Saves until the time is over, and at least once. An operation is a whole checkpoint.
     pub(crate) fn run(&self, connection: &mut Connection, depth: usize, until: Instant) -> Result<Tally> {
         let mut tally = Tally::default();
         loop {
@@ -43,7 +43,7 @@ impl Rank {
         }
     }
 
-    /// Saves one checkpoint; the bytes that it has. It becomes shorter than it should be if the time is over before.
+    /// Saves one checkpoint and returns its size. It is truncated if the time is over before.
     pub(crate) fn save(
         &self,
         connection: &mut Connection,
@@ -63,7 +63,7 @@ impl Rank {
         Ok(written.bytes)
     }
 
-    /// Reads back the checkpoint, which has `bytes`, and compares.
+    /// Reads back the checkpoint, which has `bytes`, and compares it.
     pub(crate) fn check(&self, connection: &mut Connection, bytes: u64) -> Result<()> {
         let file_id = connection.create(&self.name, 0, Opening::READ)?;
         check_pieces(connection, file_id, pieces(bytes, self.payload.len()), &self.payload)

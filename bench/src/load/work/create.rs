@@ -12,7 +12,7 @@ use crate::load::request::{Opening, Request};
 pub(crate) struct Creations {
     prefix: String,
     count: u64,
-    /// Of each slot: the file's name, and whether it is being removed.
+    /// For each slot: the file's name, and whether it is being removed.
     slots: Vec<(String, bool)>,
 }
 

@@ -1,4 +1,4 @@
-//! Open, read whole, close: as training reads samples.
+//! Open a file, read it completely, close it: as training reads samples.
 
 use anyhow::{Result, ensure};
 use forebay_smb::ids::FileId;
@@ -14,7 +14,7 @@ use crate::load::request::{Opening, Request};
 pub(crate) struct Files {
     plan: Plan,
     random: Random,
-    /// Of each slot: the file that is open, and how much of it was read.
+    /// For each slot: the open file, and how many bytes of it were read.
     open: Vec<(FileId, u64)>,
 }
 

@@ -7,7 +7,7 @@ use crate::load::plan::{Plan, SMALL_READ_BYTES};
 use crate::load::request::Opening;
 use crate::load::target::Target;
 
-/// Makes one; its file stays open.
+/// Establishes one. Its file stays open.
 pub(crate) fn connect(target: &Target, plan: &Plan) -> Result<Connection> {
     let mut connection = target.connect(plan)?;
     let file_id = connection.create(&plan.file_name(0), 0, Opening::READ)?;

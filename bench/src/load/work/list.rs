@@ -1,4 +1,4 @@
-//! Open a directory, ask for its entries until there are no more, close it.
+//! Open a directory, query its entries until there are no more, close it.
 
 use anyhow::{Result, ensure};
 use forebay_smb::ids::FileId;
@@ -13,7 +13,7 @@ use crate::load::request::{Opening, Request};
 /// One connection's listings.
 pub(crate) struct Listings {
     files: u64,
-    /// Of each slot: the directory, and the entries so far.
+    /// For each slot: the directory, and the number of entries so far.
     slots: Vec<(FileId, u64)>,
 }
 
@@ -34,7 +34,7 @@ impl Work for Listings {
         match answer.header.command {
             Command::CREATE => (*directory, *entries) = (answer.opened(DIRECTORY)?, 0),
             Command::QUERY_DIRECTORY if answer.header.status == NtStatus::NO_MORE_FILES => {
-                // Some servers give `.` and `..`, others do not.
+                // Some servers return `.` and `..`, others do not.
                 ensure!(
                     (self.files..=self.files + 2).contains(entries),
                     "a listing has {entries} entries instead of {}",
@@ -57,7 +57,7 @@ impl Work for Listings {
     }
 }
 
-/// Entries of one answer: each says where the next one begins ([MS-FSCC] 2.4.21).
+/// Counts the entries of one response: each contains the offset of the next one ([MS-FSCC] 2.4.21).
 fn count(mut entries: &[u8]) -> u64 {
     let mut count = 0;
     while let Some(next) = entries.first_chunk::<4>() {

@@ -1,5 +1,5 @@
-//! Training reads while checkpoints are written: what a burst of WRITEs does to the latency of READs beside it. As a soak, the
-//! connections come and go, and everything that is read is compared.
+//! Training reads while checkpoints are written: the effect of a burst of WRITEs on the latency of concurrent READs. In a
+//! soak, connections are replaced over time, and everything that is read is compared.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,12 +18,12 @@ use crate::load::pump::{Step, Tally, Work, pump};
 use crate::load::request::{Opening, Request};
 use crate::load::target::Target;
 
-/// One connection that reads blocks at random places.
+/// One connection that reads blocks at random offsets.
 pub(crate) struct Training {
     target: Target,
-    /// Seconds that a connection lives on average.
+    /// Average lifetime of a connection in seconds.
     churn: Option<f64>,
-    /// For lifetimes: the places must not depend on them.
+    /// Separate generator for lifetimes: the offsets must not depend on them.
     lifetimes: Random,
     reads: Reads,
 }
@@ -43,11 +43,11 @@ impl Training {
         Ok(Self { target: place.target.clone(), churn: mix.churn_seconds, lifetimes: random, reads })
     }
 
-    /// Reads until the time has come. A connection that has lived long enough is replaced: every second one logs off
+    /// Reads until the time is over. A connection that has reached its lifetime is replaced: every second one logs off
     /// before, the others just disconnect.
     pub(crate) fn run(&mut self, connection: &mut Connection, depth: usize, until: Instant) -> Result<Tally> {
         let mut tally = Tally::default();
-        // Those that are there first are of any age.
+        // The initial connections start at a random age.
         let mut share = self.lifetimes.below(1000) as f64 / 1000.0;
         loop {
             let end = match self.churn {
@@ -85,7 +85,7 @@ struct Reads {
     random: Random,
     bursting: Arc<AtomicUsize>,
     verify: bool,
-    /// Of each slot: the file and the offset that were asked for.
+    /// For each slot: the requested file and offset.
     slots: Vec<(usize, u64)>,
 }
 
@@ -142,7 +142,7 @@ impl Burst {
         })
     }
 
-    /// Counts the bytes that it writes; the operations of a mixed load are the reads.
+    /// Counts the bytes that it writes. The operations of a mixed load are the reads.
     pub(crate) fn run(&mut self, connection: &mut Connection, depth: usize, until: Instant) -> Result<Tally> {
         let mut tally = Tally::default();
         let third = Duration::from_secs_f64(self.mix.cycle_seconds / 3.0);

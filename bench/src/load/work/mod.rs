@@ -1,4 +1,4 @@
-//! The workloads, each as what one connection does.
+//! The workloads, each as the work of one connection.
 
 mod checkpoint;
 mod create;
@@ -21,7 +21,7 @@ use super::plan::{Plan, Workload};
 use super::pump::{Step, Tally, Work, pump};
 use super::request::Request;
 
-/// One connection's part, ready to begin.
+/// The work of one connection, ready to start.
 pub(crate) struct Part {
     what: What,
 }
@@ -36,7 +36,7 @@ enum What {
 }
 
 impl Part {
-    /// Opens what the connection needs. Differs between runs, and is the same for every server.
+    /// Opens what the connection needs. Differs between runs, but is the same for every server.
     pub(crate) fn prepare(connection: &mut Connection, place: &Place<'_>) -> Result<Self> {
         let &Place { plan, index, round, .. } = place;
         let random = Random::new(u64::from(round) << 32 | index as u64);
@@ -61,7 +61,7 @@ impl Part {
         Ok(Self { what })
     }
 
-    /// Works until the time has come, or all operations of the plan are done.
+    /// Works until the time is over, or all operations of the plan are complete.
     pub(crate) fn run(&mut self, connection: &mut Connection, plan: &Plan, until: Instant) -> Result<Tally> {
         let depth = plan.depth;
         match &mut self.what {
@@ -77,7 +77,7 @@ impl Part {
     }
 }
 
-/// Work that ends after a number of operations.
+/// Work that is limited to a number of operations.
 struct Limited<'a> {
     work: &'a mut dyn Work,
     left: u64,
@@ -103,12 +103,12 @@ impl Work for Limited<'_> {
     }
 }
 
-/// Waits until a time.
+/// Waits until this time.
 fn wait_until(time: Instant) {
     std::thread::sleep(time.saturating_duration_since(Instant::now()));
 }
 
-/// Numbers without a pattern, the same from the same seed: xorshift64*.
+/// Pseudorandom numbers, the same for the same seed: xorshift64*.
 #[derive(Debug, Clone)]
 struct Random(u64);
 
@@ -117,7 +117,7 @@ impl Random {
         Self(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// One of `0..end`.
+    /// A number in `0..end`.
     fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

@@ -1,4 +1,4 @@
-//! Short sessions: all that a client does between connecting and disconnecting, with one small READ.
+//! Short sessions: everything that a client does between connecting and disconnecting, with one small READ.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::load::plan::Plan;
 use crate::load::pump::Tally;
 use crate::load::target::Target;
 
-/// One client that comes and goes. The connection that the run itself opens does nothing.
+/// One client that connects and disconnects repeatedly. The connection that the run itself opens stays idle.
 pub(crate) struct Sessions {
     target: Target,
     plan: Plan,
@@ -21,7 +21,7 @@ impl Sessions {
         Self { target: place.target.clone(), plan: place.plan.clone() }
     }
 
-    /// One session after the other. An operation is a whole session.
+    /// Runs one session after the other. An operation is a whole session.
     pub(crate) fn run(&self, until: Instant) -> Result<Tally> {
         let mut tally = Tally::default();
         while Instant::now() < until {

@@ -17,7 +17,7 @@ const ALL_INFORMATION_LEN: usize = 100;
 pub(crate) struct Stats {
     plan: Plan,
     random: Random,
-    /// Of each slot: the file that is open.
+    /// For each slot: the open file.
     open: Vec<FileId>,
 }
 

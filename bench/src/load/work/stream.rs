@@ -1,4 +1,4 @@
-//! READs or WRITEs of open files, in order or at random.
+//! READs or WRITEs of open files, in sequential or random order.
 
 use std::sync::Arc;
 
@@ -16,19 +16,19 @@ use crate::load::request::{Opening, Request};
 pub(crate) struct Stream {
     plan: Plan,
     handles: Vec<FileId>,
-    /// What is written.
+    /// The payload of WRITEs.
     payload: Option<Arc<[u8]>>,
     order: Order,
 }
 
-/// Which block of this connection's files is next.
+/// Selects the next block of this connection's files.
 enum Order {
     Sequential { next: u64 },
     Random(Random),
 }
 
 impl Stream {
-    /// Opens the files of this connection: its share of them in order, all of them at random.
+    /// Opens the files of this connection: its share of them for sequential order, all of them for random order.
     pub(crate) fn prepare(
         connection: &mut Connection,
         plan: &Plan,
@@ -66,7 +66,7 @@ impl Stream {
     }
 }
 
-/// The files of one connection: every so manieth, or one that it shares if there are too few.
+/// The files of one connection: every n-th, with n the number of connections, or a shared one if there are too few.
 fn own(files: usize, connections: usize, index: usize) -> Vec<usize> {
     if index >= files {
         return vec![index % files];

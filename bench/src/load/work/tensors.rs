@@ -1,4 +1,4 @@
-//! READs of tensors: sizes vary, and a few tensors that lie one behind the other are read in a row.
+//! READs of tensors: sizes vary, and a few adjacent tensors are read in a row.
 
 use anyhow::{Result, ensure};
 use forebay_smb::ids::FileId;
@@ -9,18 +9,18 @@ use crate::load::plan::Plan;
 use crate::load::pump::{Step, Work};
 use crate::load::request::{Opening, Request};
 
-/// Sizes and places are multiples of this.
+/// Sizes and offsets are multiples of this.
 const UNIT_BYTES: u64 = 4096;
 
-/// READs in a row, at least and at most.
+/// Minimum and maximum number of READs in a row.
 const ROW_MIN: u64 = 8;
 const ROW_MAX: u64 = 32;
 
-/// One connection's READs, of all files.
+/// One connection's READs of all files.
 pub(crate) struct Tensors {
     handles: Vec<FileId>,
     row: Row,
-    /// Of each slot: the bytes that were asked for.
+    /// For each slot: the requested number of bytes.
     slots: Vec<usize>,
 }
 
@@ -44,7 +44,7 @@ impl Tensors {
     }
 }
 
-/// The place of the next READ.
+/// The position of the next READ.
 struct Row {
     random: Random,
     files: u64,

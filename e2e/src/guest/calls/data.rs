@@ -11,12 +11,12 @@ use sha2::{Digest, Sha256};
 
 use crate::cache::hex;
 
-/// Bytes written or read at once: what a checkpoint writer does.
+/// Bytes per write or read, as in a checkpoint writer.
 const BLOCK_BYTES: usize = 4 << 20;
-/// Readers and writers at once.
+/// Number of parallel readers and writers.
 const WORKERS: usize = 4;
 
-/// Bytes that look random and can be had again from their seed.
+/// Bytes that look random and can be regenerated from their seed.
 #[derive(Debug, Clone)]
 pub struct Noise(u64);
 
@@ -51,10 +51,10 @@ impl Noise {
     }
 }
 
-/// One file as it was written.
+/// A file as it was written.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Sum {
-    /// Below the folder.
+    /// Path below the folder.
     pub path: String,
     /// Size.
     pub bytes: u64,
@@ -65,7 +65,7 @@ pub struct Sum {
 /// Arguments of [`write_shards`].
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Shards {
-    /// Where.
+    /// Folder.
     pub folder: PathBuf,
     /// File name before the number.
     pub prefix: String,
@@ -73,11 +73,11 @@ pub struct Shards {
     pub count: u32,
     /// Size of each.
     pub bytes: u64,
-    /// Of the content.
+    /// Seed of the content.
     pub seed: u64,
 }
 
-/// Writes one file per rank, all ranks at once, each fsynced: a sharded checkpoint.
+/// Writes one file per rank, all ranks in parallel, and fsyncs each: a sharded checkpoint.
 pub fn write_shards(shards: Shards) -> Result<Vec<Sum>> {
     fs::create_dir_all(&shards.folder)?;
     let write = |rank: u32| -> Result<Sum> {
@@ -105,13 +105,13 @@ pub fn write_shards(shards: Shards) -> Result<Vec<Sum>> {
 /// Arguments of [`verify_sums`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Sums {
-    /// Where.
+    /// Folder.
     pub folder: PathBuf,
-    /// What must be there.
+    /// The expected files.
     pub sums: Vec<Sum>,
 }
 
-/// Reads every file and compares size and checksum; the number of bytes read.
+/// Reads every file and compares size and checksum. Returns the number of bytes read.
 pub fn verify_sums(Sums { folder, sums }: Sums) -> Result<u64> {
     let verify = |sum: &Sum| -> Result<u64> {
         let path = folder.join(&sum.path);
@@ -149,13 +149,13 @@ fn sum_of(path: &Path) -> Result<(u64, String)> {
 /// Arguments of [`make_tree`].
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Tree {
-    /// Where; it is made.
+    /// Folder, which is created.
     pub folder: PathBuf,
     /// Number of files.
     pub files: u32,
     /// Largest size; sizes vary below it.
     pub bytes_max: u64,
-    /// Of names, sizes and contents.
+    /// Seed of names, sizes and contents.
     pub seed: u64,
 }
 
@@ -193,12 +193,12 @@ pub fn make_tree(tree: Tree) -> Result<Vec<Sum>> {
     })
 }
 
-/// What a folder holds, in one value.
+/// A folder's content, in one value.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub struct TreeDigest {
     /// Number of files.
     pub files: u64,
-    /// Their sizes.
+    /// Sum of their sizes.
     pub bytes: u64,
     /// SHA-256 of all paths, kinds, sizes and contents.
     pub sha256: String,

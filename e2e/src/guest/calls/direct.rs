@@ -1,4 +1,4 @@
-//! Files by RDMA with our own client, and the faults that no kernel commits.
+//! File transfers over RDMA with our own client, and the faults that no kernel client commits.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,27 +17,27 @@ use crate::guest::direct::link::{Link, Manners};
 /// Arguments of [`verify`].
 #[derive(Serialize, Deserialize)]
 pub struct Verify {
-    /// Where.
+    /// Server and volume.
     pub target: Target,
     /// Name of the file.
     pub name: String,
     /// Size; at least a few pages.
     pub bytes: u32,
-    /// Of its content.
+    /// Seed of its content.
     pub seed: u64,
 }
 
-/// What [`verify`] found.
+/// The result of [`verify`].
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Verified {
-    /// Bytes that went by RDMA, there and back.
+    /// Bytes transferred over RDMA, in both directions.
     pub bytes: u64,
-    /// Tokens that the server invalidated: none where the device has none that can be.
+    /// Number of tokens that the server invalidated: 0 if the device does not support that.
     pub invalidated: u32,
 }
 
-/// Writes and reads a file by RDMA, with descriptors of several pieces out of order, and compares: with tokens that stay
-/// (SMB2_CHANNEL_RDMA_V1), and with such as the server invalidates (SMB2_CHANNEL_RDMA_V1_INVALIDATE).
+/// Writes and reads a file over RDMA, with descriptors of several segments out of order, and compares: with tokens that stay
+/// valid (SMB2_CHANNEL_RDMA_V1), and with tokens that the server invalidates (SMB2_CHANNEL_RDMA_V1_INVALIDATE).
 pub fn verify(Verify { target, name, bytes, seed }: Verify) -> Result<Verified> {
     let mut client = Client::mount(&target, Manners::default())?;
     let device = Arc::clone(client.link.device());
@@ -51,12 +51,12 @@ pub fn verify(Verify { target, name, bytes, seed }: Verify) -> Result<Verified> 
             break;
         }
         let content = Noise::new(seed + round as u64).bytes(length);
-        // From the second half of the memory to the file, and from there to the first.
+        // From the second half of the memory to the file, and from the file to the first half.
         for (writes, half) in [(true, length), (false, 0)] {
             let mut pieces = shuffled(bytes, half, memory.token());
             let mut window = invalidates.then(|| Window::new(&memory)).transpose()?;
             if let Some(window) = &mut window {
-                // [MS-SMB2] 2.2.19: the first descriptor's token is the one that is invalidated.
+                // [MS-SMB2] 2.2.19: the server invalidates the token of the first descriptor.
                 pieces[0].token = client.link.bind(window, pieces[0].at, pieces[0].length as usize)?;
             }
             let info = descriptors(&memory, &pieces);
@@ -80,7 +80,7 @@ pub fn verify(Verify { target, name, bytes, seed }: Verify) -> Result<Verified> 
                 info: &info,
             })?;
             if let Some(window) = &mut window {
-                // Not every device tells; but none binds a window while its token is still good.
+                // Not every device reports the invalidation, but none binds a window while its token is still valid.
                 ensure!(
                     token.is_none_or(|token| token == pieces[0].token),
                     "{token:?} came back of {pieces:?}"
@@ -102,7 +102,7 @@ pub fn verify(Verify { target, name, bytes, seed }: Verify) -> Result<Verified> 
     Ok(found)
 }
 
-/// The same with a session that seals, over memory that never holds the content in clear.
+/// Same as [`verify`], with a session that seals, over memory that never contains the content in cleartext.
 pub fn verify_sealed(Verify { target, name, bytes, seed }: Verify) -> Result<Verified> {
     let mut client = Client::mount_sealed(&target, Manners::default())?;
     let device = Arc::clone(client.link.device());
@@ -117,7 +117,7 @@ pub fn verify_sealed(Verify { target, name, bytes, seed }: Verify) -> Result<Ver
         }
         let content = Noise::new(seed + round as u64).bytes(length);
         let mut window = invalidates.then(|| Window::new(&memory)).transpose()?;
-        // From the second half of the memory to the file, with a byte changed on its way at first.
+        // From the second half of the memory to the file, at first with a byte changed in transit.
         let mut pieces = shuffled(bytes, length, memory.token());
         let mut sealed = content.clone();
         let tag = client.seal_payload(&mut sealed)?;
@@ -148,11 +148,11 @@ pub fn verify_sealed(Verify { target, name, bytes, seed }: Verify) -> Result<Ver
             let expected = if change == 1 { NtStatus::AUTH_TAG_MISMATCH } else { NtStatus::SUCCESS };
             ensure!(answer.header.status == expected, "WRITE: {}", answer.header.status);
         }
-        // From there to the first half.
+        // From the file to the first half.
         let mut pieces = shuffled(bytes, 0, memory.token());
         memory.put(0, &vec![0; length]);
         if let Some(window) = &mut window {
-            // The token of the WRITE was invalidated, or this would be refused.
+            // The token of the WRITE was invalidated; otherwise this would be refused.
             pieces[0].token = client.link.bind(window, pieces[0].at, pieces[0].length as usize)?;
             found.invalidated += 1;
         }
@@ -172,51 +172,51 @@ pub fn verify_sealed(Verify { target, name, bytes, seed }: Verify) -> Result<Ver
     Ok(found)
 }
 
-/// Three pieces of so many bytes of memory from `half` on, of odd sizes, the last first.
+/// Three segments of the memory from `half` on, `bytes` in total, of odd sizes, in reverse order.
 fn shuffled(bytes: u32, half: usize, token: u32) -> Vec<Lent> {
     let (one, two) = (bytes / 3 + 1, bytes / 5 + 2);
     let piece = |from: u32, to: u32| Lent { at: half + from as usize, length: to - from, token };
     vec![piece(one + two, bytes), piece(0, one), piece(one, one + two)]
 }
 
-/// What a client may do wrong.
+/// A fault that a client can commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
-    /// Asks to be accepted and does not look at the answer.
+    /// Requests a connection and does not read the response.
     HalfOpen,
-    /// Is accepted and sends nothing.
+    /// Gets a connection and sends nothing.
     Silent,
-    /// Speaks first of all without being understood.
+    /// Sends garbage as its first message.
     GarbageFirst,
-    /// Speaks too short for anything.
+    /// Sends a message that is too short for anything.
     GarbageShort,
-    /// After the negotiation sends what is no message.
+    /// Sends garbage after the negotiation.
     GarbageLater,
-    /// Sends a good message of SMB Direct with none of SMB in it.
+    /// Sends a valid SMB Direct message without an SMB message in it.
     GarbageWithin,
     /// Posts no receive.
     NoReceives,
-    /// After it has logged on posts no receives any more, grants credits all the same, and has the server try for ever.
+    /// After logon, stops posting receives but still grants credits, and makes the server retry indefinitely.
     NoReceivesForEver,
-    /// After it has logged on grants no credits any more.
+    /// After logon, stops granting credits.
     NoCredits,
-    /// Announces a longer message than the server takes.
+    /// Announces a longer message than the server accepts.
     OversizedFragment,
     /// Sends a longer message than was negotiated.
     LongerThanNegotiated,
-    /// Sends a longer message than the server has room for.
+    /// Sends a longer message than the server's receive buffers hold.
     LongerThanReceives,
-    /// Says that the payload lies outside of the message.
+    /// Declares a payload outside of the message.
     PayloadOutside,
-    /// Has the server READ its memory by a token that never was.
+    /// Makes the server READ its memory with a token that never existed.
     MadeUpTokenToRead,
     /// The same for the server's WRITE.
     MadeUpTokenToWrite,
-    /// By one that was and is no more.
+    /// With a token that is no longer valid.
     StaleTokenToRead,
     /// The same for the server's WRITE.
     StaleTokenToWrite,
-    /// By one that opens less than it says.
+    /// With a token that covers less than the descriptor declares.
     ShortTokenToRead,
     /// The same for the server's WRITE.
     ShortTokenToWrite,
@@ -227,31 +227,31 @@ pub enum Fault {
 /// Arguments of [`commit`].
 #[derive(Serialize, Deserialize)]
 pub struct Misdeed {
-    /// The server that it is committed against.
+    /// The server to commit it against.
     pub target: Target,
     /// The fault.
     pub fault: Fault,
-    /// How long to wait for the end of the connection.
+    /// How long to wait until the connection ends.
     pub patience: Duration,
 }
 
 /// How the connection ended.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Ended {
-    /// Why, as far as the client learns it.
+    /// The reason, as far as the client receives it.
     pub reason: String,
-    /// How long after the fault.
+    /// Time since the fault.
     pub after: Duration,
 }
 
-/// WRITEs that are under way when the client is killed, and the bytes of each: more than a software device moves at once.
+/// WRITEs in flight when the client is killed, and the bytes of each: more than a software device transfers in one step.
 const KILLED_WRITES: u32 = 4;
 const KILLED_BYTES: u32 = 4 << 20;
-/// Bytes of a READ or WRITE that goes wrong.
+/// Bytes of a READ or WRITE that fails.
 const TRANSFER_BYTES: u32 = 64 << 10;
-/// Receives of a client that stops to post them or to grant credits: enough to log on.
+/// Receives of a client that stops posting them or granting credits: enough to log on.
 const RECEIVES_FEW: u16 = 16;
-/// Requests with more answers than [`RECEIVES_FEW`], and fewer than the server's credits.
+/// Requests that need more responses than [`RECEIVES_FEW`], but fewer than the server's credits.
 const ECHOES: u16 = 64;
 /// Payload of a message that breaks a rule.
 const PAYLOAD_BYTES: u32 = 8;
@@ -262,7 +262,7 @@ pub fn commit(Misdeed { target, fault, patience }: Misdeed) -> Result<Ended> {
     match fault {
         Fault::HalfOpen => {
             let _link = Link::connect(target.server, good)?;
-            // The fault itself: a client that looked at its events would complete the connection.
+            // This is the fault: a client that processed its events would complete the connection.
             std::thread::sleep(patience);
             Ok(Ended { reason: "not looked at".to_owned(), after: patience })
         }
@@ -277,7 +277,7 @@ pub fn commit(Misdeed { target, fault, patience }: Misdeed) -> Result<Ended> {
             let mut link = Link::connect(target.server, Manners { receives: 0, ..good })?;
             link.establish()?;
             let began = Instant::now();
-            // [MS-SMBD] 2.2.1: as a well-meaning client would ask.
+            // [MS-SMBD] 2.2.1: the request of a correct client.
             let request = forebay_smbdirect::wire::NegotiateRequest {
                 min_version: forebay_smbdirect::wire::VERSION,
                 max_version: forebay_smbdirect::wire::VERSION,
@@ -302,7 +302,7 @@ pub fn commit(Misdeed { target, fault, patience }: Misdeed) -> Result<Ended> {
         Fault::PayloadOutside => after_negotiation(&target, good, &data(1000, 0, PAYLOAD_BYTES), patience),
         Fault::GarbageWithin => after_negotiation(&target, good, &data(100, 0, 100), patience),
         Fault::NoCredits => {
-            // The server holds no more credits than that.
+            // The server gets no more credits than that.
             let mut client = Client::mount(&target, Manners { receives: RECEIVES_FEW, ..good })?;
             client.link.manners.grants = Some(0);
             starve(&mut client, patience)
@@ -353,7 +353,7 @@ fn after_negotiation(target: &Target, manners: Manners, said: &[u8], patience: D
     ended(&mut link, began, patience)
 }
 
-/// A Data Transfer message with so many bytes of payload that says it has `length`, and `remaining` to follow.
+/// A Data Transfer message with `payload` bytes of payload that declares `length` bytes, and `remaining` bytes to follow.
 fn data(length: u32, remaining: u32, payload: u32) -> Vec<u8> {
     let header = DataTransfer {
         credits_requested: 255,
@@ -366,7 +366,7 @@ fn data(length: u32, remaining: u32, payload: u32) -> Vec<u8> {
     [&header.encode()[..], &vec![0xa5; payload as usize]].concat()
 }
 
-/// Asks for more answers than the server can send.
+/// Requests more responses than the server can send.
 fn starve(client: &mut Client, patience: Duration) -> Result<Ended> {
     let began = Instant::now();
     for _ in 0..ECHOES {
@@ -382,7 +382,7 @@ fn with_bad_token(target: &Target, fault: Fault, patience: Duration) -> Result<E
     let short = Exposed::new(&device, 4096)?;
     let file = client.open("bad-token")?;
     let good = [Lent { at: 0, length: TRANSFER_BYTES, token: memory.token() }];
-    // There must be something to be read.
+    // The file needs content to read.
     let good = descriptors(&memory, &good);
     let transfer = |direction, info| Transfer {
         direction,
@@ -426,13 +426,13 @@ fn killed(target: &Target) -> Result<Ended> {
             info: &whole,
         })?;
     }
-    // The server has the requests then, and has begun.
+    // By then the server has the requests and has started.
     client.link.flush()?;
     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
     bail!("a killed process goes on")
 }
 
-/// What a client was writing when it was killed, and how long it would have become.
+/// The file that a client was writing when it was killed, and its intended size.
 pub const KILLED_FILE: &str = "killed";
 /// See [`KILLED_FILE`].
 pub const KILLED_FILE_BYTES: u64 = KILLED_WRITES as u64 * KILLED_BYTES as u64;

@@ -1,4 +1,4 @@
-//! Calls of the CSI and admin interfaces over their unix sockets.
+//! Calls to the CSI and admin APIs over their unix sockets.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use tonic::transport::{Channel, Endpoint};
 pub struct CsiCall {
     /// The driver's socket.
     pub socket: PathBuf,
-    /// What is asked.
+    /// The request.
     pub request: CsiRequest,
 }
 
@@ -70,22 +70,22 @@ pub enum CsiRequest {
     },
 }
 
-/// What came back.
+/// The response.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
 pub struct Answer {
     /// The gRPC code; 0 is success.
     pub code: i32,
-    /// With an error.
+    /// Message of an error.
     pub message: String,
-    /// Of a volume.
+    /// Id of a volume.
     pub id: String,
-    /// Capacity, or the total of its use.
+    /// Capacity, or the total in the usage.
     pub bytes: i64,
-    /// Used, where asked for.
+    /// Used bytes, if requested.
     pub used_bytes: i64,
     /// volume_context.
     pub context: HashMap<String, String>,
-    /// Ids of a list, or a name and version.
+    /// Ids in a list, or a name and version.
     pub names: Vec<String>,
 }
 
@@ -98,7 +98,7 @@ impl Answer {
         })
     }
 
-    /// Itself, or an error with the gRPC code.
+    /// Returns itself, or an error with the gRPC code.
     pub fn ok(self) -> Result<Self> {
         anyhow::ensure!(self.code == 0, "{:?}: {}", tonic::Code::from_i32(self.code), self.message);
         Ok(self)
@@ -116,7 +116,7 @@ async fn connect(socket: &Path) -> Result<Channel> {
         let socket = socket.clone();
         async move { Ok::<_, std::io::Error>(TokioIo::new(tokio::net::UnixStream::connect(socket).await?)) }
     });
-    // The address is never looked up: the connector knows the socket.
+    // The address is never resolved: the connector uses the socket.
     Endpoint::from_static("http://localhost")
         .connect_with_connector(connector)
         .await
@@ -242,7 +242,7 @@ async fn csi_call(channel: Channel, request: CsiRequest) -> Result<Answer, tonic
 pub struct AdminCall {
     /// The server's socket.
     pub socket: PathBuf,
-    /// What is asked.
+    /// The request.
     pub request: AdminRequest,
 }
 
@@ -257,14 +257,14 @@ pub enum AdminRequest {
         bytes: u64,
         username: String,
         password: String,
-        /// A snapshot that it is made of; empty for none.
+        /// Snapshot to create it from; empty for none.
         snapshot: String,
     },
     DeleteVolume {
         id: String,
         force: bool,
     },
-    /// `bytes`: what its files have; `names`: when it was taken, as SMB counts time.
+    /// `bytes`: size of its files; `names`: its creation time, in SMB's time format.
     CreateSnapshot {
         id: String,
         volume: String,
@@ -279,13 +279,13 @@ pub enum AdminRequest {
     StatVolume {
         id: String,
     },
-    /// The password before it stays good.
+    /// The previous password stays valid.
     SetCredentials {
         id: String,
         username: String,
         password: String,
     },
-    /// `names`: how payload goes on each channel of each session that has this volume.
+    /// `names`: the transport of payload on each channel of each session on this volume.
     ListTransports {
         id: String,
     },

@@ -1,13 +1,13 @@
-//! What the inventory crate, and with it the node agent, makes of this node.
+//! What the inventory crate, and with it the node agent, reports about this node.
 
 use anyhow::Result;
 use forebay_inventory::{Host, LinkLayer, Presence, Transport};
 use serde::{Deserialize, Serialize};
 
-/// What [`inventory`] found, as far as scenarios look at it.
+/// The part of [`inventory`]'s result that scenarios check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
-    /// Whether cifs has SMB Direct; none where the crate cannot tell.
+    /// Whether cifs has SMB Direct; `None` if the crate cannot determine it.
     pub cifs_smb_direct: Option<bool>,
     /// RDMA devices.
     pub devices: Vec<Device>,
@@ -22,9 +22,9 @@ pub struct Device {
     pub name: String,
     /// Its driver.
     pub driver: Option<String>,
-    /// Whether it speaks iWARP rather than RoCE.
+    /// Whether it is iWARP rather than RoCE.
     pub iwarp: bool,
-    /// Whether it is software.
+    /// Whether it is a software device.
     pub software: bool,
     /// State of its port.
     pub state: String,
@@ -32,7 +32,7 @@ pub struct Device {
     pub netdevs: Vec<String>,
 }
 
-/// Reads this node.
+/// Takes inventory of this node.
 pub fn inventory((): ()) -> Result<Found> {
     let found = Host::at("/").read();
     let device = |device: &forebay_inventory::RdmaDevice| {

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 use rustix::fs::{FlockOperation, fcntl_lock, flock};
 use rustix::io::Errno;
 
-/// Takes an exclusive lock of kind `flock` or `fcntl` and says `locked`, or `busy` where it is held by another and
-/// `wait` is not asked for. Holds it until standard input ends; the close of the file releases it.
+/// Takes an exclusive lock of kind `flock` or `fcntl` and prints `locked`, or `busy` if another process holds it and `wait`
+/// is not set. Holds it until standard input ends; closing the file releases it.
 pub fn hold(path: &Path, kind: &str, wait: bool) -> Result<()> {
     let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
     let file = file.with_context(|| path.display().to_string())?;
@@ -35,7 +35,7 @@ pub fn hold(path: &Path, kind: &str, wait: bool) -> Result<()> {
     }
     out.flush()?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
-    // No unlock: that closing releases the lock is part of what is tested.
+    // No explicit unlock: the test includes that closing releases the lock.
     drop(file);
     writeln!(out, "closed")?;
     Ok(())

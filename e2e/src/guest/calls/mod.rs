@@ -1,5 +1,5 @@
-//! Functions of the guest binary that scenarios call by name: the bodies of the tests run inside the guest as one
-//! program, because starting one under emulation costs tens of milliseconds.
+//! Functions of the guest binary that scenarios call by name. The bodies of the tests run inside the guest as one program,
+//! because starting a program under emulation costs tens of milliseconds.
 
 pub mod data;
 pub mod direct;

@@ -1,4 +1,4 @@
-//! Raw mounts with the kernel's own client, for what a CSI driver would never ask for.
+//! Direct mounts with the kernel's own client, with options that a CSI driver would never use.
 
 use std::ffi::CString;
 use std::fs;
@@ -16,15 +16,15 @@ pub struct Mount {
     pub server: String,
     /// Share.
     pub share: String,
-    /// Mount point; it is made.
+    /// Mount point, which is created.
     pub at: PathBuf,
-    /// `(name, value)`, the value empty for a flag. A comma would end an option early: none may hold one.
+    /// `(name, value)`, with an empty value for a flag. None may contain a comma, which would end an option early.
     pub options: Vec<(String, String)>,
 }
 
-/// Mounts a share; on failure the error has the kernel's own words.
+/// Mounts a share. On failure, the error contains the kernel's own message.
 pub fn mount(mount: Mount) -> Result<()> {
-    // Without a mount.cifs helper the kernel takes an address from the source, but resolves no names.
+    // Without a mount.cifs helper the kernel parses an address from the source, but resolves no names.
     let _ = Command::new("modprobe").arg("cifs").status();
     fs::create_dir_all(&mount.at)?;
     let source = format!("//{}/{}", mount.server, mount.share);

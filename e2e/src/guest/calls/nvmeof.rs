@@ -1,4 +1,4 @@
-//! What the crate of the fabric's hosts does on this node, and raw blocks that name their writer.
+//! Runs the fabric's host library on this node, and writes raw blocks that identify their writer.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -12,7 +12,7 @@ use forebay_nvmeof::{
 };
 use serde::{Deserialize, Serialize};
 
-/// A block, as `O_DIRECT` wants it.
+/// Block size and alignment that `O_DIRECT` requires.
 pub const BLOCK_BYTES: usize = 4096;
 
 /// A namespace, as an instance on a node sees it.
@@ -22,7 +22,7 @@ pub struct Seen {
     pub instance: String,
     /// Node.
     pub node: String,
-    /// Which start of the instance.
+    /// Number of the instance's start.
     pub epoch: u32,
     /// Subsystem.
     pub nqn: String,
@@ -30,46 +30,46 @@ pub struct Seen {
     pub namespace: String,
     /// Transport, and address with port.
     pub paths: Vec<(String, String)>,
-    /// DH-HMAC-CHAP.
+    /// DH-HMAC-CHAP key.
     pub key: Option<String>,
-    /// Seconds between signs of life.
+    /// Keep Alive Timeout in seconds.
     pub keep_alive_s: u32,
-    /// Seconds until I/O fails on a path that is lost.
+    /// Seconds until I/O fails on a lost path.
     pub fast_io_fail_s: u32,
 }
 
-/// How connecting went.
+/// The result of connecting.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Controllers that are there and wanted, old and new.
+    /// Wanted controllers that exist, old and new.
     pub controllers: Vec<String>,
-    /// How many of them are new.
+    /// Number of new ones.
     pub connected: usize,
-    /// Controllers that were not wanted and went.
+    /// Number of unwanted controllers that were removed.
     pub disconnected: usize,
-    /// Why paths did not come about: the name of each reason.
+    /// Why paths could not be connected: the name of each reason.
     pub refusals: Vec<String>,
-    /// What a person would read.
+    /// The error as readable text.
     pub error: Option<String>,
 }
 
 /// The paths to the namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Paths {
-    /// Those that take I/O.
+    /// Number of paths that accept I/O.
     pub up: usize,
-    /// All.
+    /// Number of all paths.
     pub all: usize,
     /// Whether the namespace has a device.
     pub present: bool,
 }
 
-/// Whether the reservation is ours.
+/// Whether we hold the reservation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// Whether it is.
+    /// Whether we hold it.
     pub held: bool,
-    /// Why not, as a person would read it.
+    /// The reason if not, as readable text.
     pub why: String,
 }
 
@@ -78,16 +78,16 @@ pub struct Held {
 pub struct Blocks {
     /// First, counted in blocks.
     pub first: u64,
-    /// How many.
+    /// Number of blocks.
     pub count: u64,
     /// The writer's number.
     pub writer: u64,
 }
 
-/// How writing went.
+/// The result of writing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Written {
-    /// Blocks that were acknowledged.
+    /// Acknowledged blocks.
     pub written: u64,
     /// The error that ended it.
     pub errno: Option<i32>,
@@ -129,7 +129,7 @@ fn me(seen: &Seen) -> Result<Me> {
     Ok(Me::new(InstanceHash::of(&seen.instance), epoch, host.id()))
 }
 
-/// The reason's name, without what it carries.
+/// The reason's name, without its details.
 fn name(error: &ConnectError) -> String {
     let shown = match error {
         ConnectError::Refused { refusal, .. } => format!("{refusal:?}"),
@@ -143,7 +143,7 @@ pub fn host_nqn((instance, node): (String, String)) -> Result<String> {
     Ok(HostIdentity::of(&instance, &node)?.nqn().to_string())
 }
 
-/// Makes it so.
+/// Connects all paths.
 pub fn connect(seen: Seen) -> Result<Outcome> {
     let outcome = match Fabrics::default().ensure_connected(&subsystem(&seen)?, &paths(&seen)?) {
         Ok(ensured) => Outcome {
@@ -173,12 +173,12 @@ pub fn connect(seen: Seen) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Disconnects; how many controllers went.
+/// Disconnects. Returns the number of removed controllers.
 pub fn disconnect(seen: Seen) -> Result<usize> {
     Ok(Fabrics::default().ensure_disconnected(&subsystem(&seen)?)?.len())
 }
 
-/// What the discovery controller at the first path lists: transport, NQN, address and port.
+/// The entries that the discovery controller at the first path lists: transport, NQN, address and port.
 pub fn discover(seen: Seen) -> Result<Vec<(String, String, String)>> {
     let first = paths(&seen)?.into_iter().next().context("no path")?;
     let records = Fabrics::default().discover(&subsystem(&seen)?, &first)?;
@@ -188,7 +188,7 @@ pub fn discover(seen: Seen) -> Result<Vec<(String, String, String)>> {
         .collect())
 }
 
-/// How the paths are.
+/// The state of the paths.
 pub fn watch(seen: Seen) -> Result<Paths> {
     let fabrics = Fabrics::default();
     let mut watch = Watch::new(fabrics.sysfs().clone(), seen.nqn.parse()?, seen.namespace.parse()?);
@@ -197,7 +197,7 @@ pub fn watch(seen: Seen) -> Result<Paths> {
     Ok(Paths { up, all, present: find(&seen).is_ok() })
 }
 
-/// Takes the namespace; the reason's name where it was not taken.
+/// Acquires the reservation. Returns the reason's name if that failed.
 pub fn acquire(seen: Seen) -> Result<Option<String>> {
     let (fabrics, namespace) = find(&seen)?;
     let device = fabrics.open(&namespace)?;
@@ -208,7 +208,7 @@ pub fn acquire(seen: Seen) -> Result<Option<String>> {
     }
 }
 
-/// Whether the namespace is ours.
+/// Whether we hold the reservation.
 pub fn check(seen: Seen) -> Result<Held> {
     let (fabrics, namespace) = find(&seen)?;
     let device = fabrics.open(&namespace)?;
@@ -218,7 +218,7 @@ pub fn check(seen: Seen) -> Result<Held> {
     })
 }
 
-/// Gives the namespace back; how many hosts are registered then.
+/// Releases the reservation. Returns how many hosts are registered afterwards.
 pub fn release(seen: Seen) -> Result<usize> {
     let (fabrics, namespace) = find(&seen)?;
     let device = fabrics.open(&namespace)?;
@@ -226,7 +226,7 @@ pub fn release(seen: Seen) -> Result<usize> {
     Ok(device.report()?.registrants.len())
 }
 
-/// A buffer that `O_DIRECT` takes.
+/// A buffer with the alignment that `O_DIRECT` requires.
 struct Aligned(Vec<u8>);
 
 impl Aligned {
@@ -240,7 +240,7 @@ impl Aligned {
     }
 }
 
-/// Writes blocks to the namespace, each acknowledged before the next one, until one is refused.
+/// Writes blocks to the namespace, each after the previous one was acknowledged, until one fails.
 pub fn write(arguments: (Seen, Blocks)) -> Result<Written> {
     let (seen, blocks) = arguments;
     let (_, namespace) = find(&seen)?;
@@ -260,7 +260,7 @@ pub fn write(arguments: (Seen, Blocks)) -> Result<Written> {
     Ok(Written { written: blocks.count, errno: None })
 }
 
-/// The writer of each of these blocks of a file of the target; 0 for none.
+/// The writer of each of these blocks in a file on the target; 0 for none.
 pub fn writers(arguments: (PathBuf, Blocks)) -> Result<Vec<u64>> {
     let (path, blocks) = arguments;
     let file = File::open(&path).with_context(|| path.display().to_string())?;

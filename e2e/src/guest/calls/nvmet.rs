@@ -1,4 +1,4 @@
-//! The kernel's NVMe target, by configfs: what the fabric's scenarios connect to.
+//! The kernel's NVMe target, configured through configfs. The fabric's scenarios connect to it.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// Where configfs is mounted.
+/// Path of nvmet's configfs.
 const NVMET: &str = "/sys/kernel/config/nvmet";
 
-/// A subsystem with one namespace on a file, and the ports it is offered at.
+/// A subsystem with one namespace on a file, and the ports that offer it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Offer {
     /// Subsystem.
     pub nqn: String,
-    /// The file; it must be there.
+    /// The file, which must exist.
     pub file: PathBuf,
     /// The namespace's UUID.
     pub uuid: String,
@@ -31,7 +31,7 @@ pub struct Offer {
 pub struct AllowedHost {
     /// Host NQN.
     pub nqn: String,
-    /// The key that it must prove to have.
+    /// The key that the host must prove to have.
     pub key: Option<String>,
 }
 
@@ -46,31 +46,31 @@ pub struct Port {
     pub address: String,
     /// TCP port, or RDMA service.
     pub service: u16,
-    /// Takes TLS only.
+    /// Whether it accepts only TLS.
     #[serde(default)]
     pub tls: bool,
 }
 
-/// What the kernel's target can do.
+/// Capabilities of the kernel's target.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Offered {
-    /// Whether hosts can be asked for keys.
+    /// Whether it can authenticate hosts with keys.
     pub authentication: bool,
 }
 
-/// Offers the subsystem. What is there already as it should be stays.
+/// Offers the subsystem. Existing configuration that is already correct is not touched.
 pub fn offer(offer: Offer) -> Result<Offered> {
     let root = Path::new(NVMET);
     let subsystem = root.join("subsystems").join(&offer.nqn);
     folder(&subsystem)?;
     set(&subsystem.join("attr_allow_any_host"), "0")?;
-    // Otherwise it has another one after each restart.
+    // Otherwise the serial number changes with each restart.
     set(&subsystem.join("attr_serial"), "forebay-lab")?;
     let namespace = subsystem.join("namespaces/1");
     folder(&namespace)?;
     set(&namespace.join("device_path"), &offer.file.display().to_string())?;
     set(&namespace.join("device_uuid"), &offer.uuid)?;
-    // Before the namespace is enabled; from Linux 6.13 on.
+    // Must be set before the namespace is enabled. Linux 6.13 and later.
     set(&namespace.join("resv_enable"), "1")?;
     set(&namespace.join("enable"), "1")?;
     let mut authentication = false;
@@ -103,7 +103,7 @@ pub fn offer(offer: Offer) -> Result<Offered> {
     Ok(Offered { authentication })
 }
 
-/// Removes all that is offered, by any program.
+/// Removes everything that any program offers.
 pub fn withdraw((): ()) -> Result<()> {
     let root = Path::new(NVMET);
     for port in entries(&root.join("ports"))? {
@@ -157,7 +157,7 @@ fn link(to: &Path, at: &Path) -> Result<()> {
     }
 }
 
-/// Most attributes cannot be written while the namespace or port is enabled, not even with what they have.
+/// Most attributes cannot be written while the namespace or port is enabled, not even with their current value.
 fn set(attribute: &Path, value: &str) -> Result<()> {
     let now = fs::read_to_string(attribute).with_context(|| attribute.display().to_string())?;
     if now.trim() == value {

@@ -1,4 +1,4 @@
-//! What programs expect of a file system, tried on a mounted folder.
+//! Behaviour that programs expect of a file system, tested on a mounted folder.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::{FallocateFlags, XattrFlags, fallocate, getxattr, listxattr, removexattr, setxattr};
 use rustix::io::Errno;
 
-/// Name of a case and its complaint, where it has one.
+/// Name of a case, and its error if it failed.
 pub type Outcome = (String, Option<String>);
 
 /// A named case.
@@ -34,7 +34,7 @@ const CASES: &[Case] = &[
     ("many entries", many_entries),
 ];
 
-/// Runs all cases, each in a folder of its own.
+/// Runs all cases, each in a separate folder.
 pub fn all(folder: PathBuf) -> Result<Vec<Outcome>> {
     let mut outcomes = Vec::new();
     for (index, (name, case)) in CASES.iter().enumerate() {
@@ -62,7 +62,7 @@ fn rename_over_an_open_file(at: &Path) -> Result<()> {
     let mut text = String::new();
     open.read_to_string(&mut text).context("read the replaced file")?;
     ensure!(text == "the old content", "the open file reads {text:?}");
-    // Until then the kernel's client may keep the replaced file under a name of its own, as it does over NFS.
+    // Until then the kernel's client may keep the replaced file under a temporary name, as it does over NFS.
     drop(open);
     ensure!(names_in(at)?.len() == 1, "{:?} are left", names_in(at)?);
     Ok(())
@@ -182,7 +182,7 @@ fn round_trip(at: &Path, names: &[String]) -> Result<()> {
 }
 
 fn longest_names(at: &Path) -> Result<()> {
-    // 255 bytes as the server's file system counts them: of one, two and three bytes a character.
+    // 255 bytes as the server's file system counts them: in characters of one, two and three bytes.
     round_trip(at, &["a".repeat(255), format!("{}x", "ü".repeat(127)), "語".repeat(85)])
 }
 
@@ -234,7 +234,7 @@ fn times(at: &Path) -> Result<()> {
     let when = std::time::UNIX_EPOCH + std::time::Duration::new(1_000_000_000, 123_456_700);
     file.set_modified(when)?;
     drop(file);
-    // SMB counts in units of 100 ns; that much must survive.
+    // SMB has a resolution of 100 ns; the time must survive with that precision.
     let found = fs::metadata(&path)?.modified()?;
     ensure!(found == when, "{found:?} instead of {when:?}");
     Ok(())
@@ -249,7 +249,7 @@ fn extended_attributes(at: &Path) -> Result<()> {
         let mut names = vec![0; 4096];
         let length = listxattr(path, &mut names[..]).context("list")?;
         let names = names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty());
-        // What a node's own file system adds is not of interest.
+        // Ignore attributes that a node's own file system adds.
         let users = names.map(String::from_utf8_lossy).filter(|name| name.starts_with("user."));
         Ok(users.map(|name| name.into_owned()).collect())
     };
@@ -297,7 +297,7 @@ fn many_entries(at: &Path) -> Result<()> {
 mod tests {
     #[test]
     fn a_local_file_system_passes() {
-        // Not on a tmpfs: it has no 255-byte limit of its own to test against, but /var/tmp is a real one.
+        // Not on a tmpfs: it has no 255-byte limit to test against. /var/tmp is on a real file system.
         let folder = tempfile::tempdir_in("/var/tmp").expect("a folder");
         for (name, complaint) in super::all(folder.path().to_owned()).expect("the cases run") {
             assert_eq!(complaint, None, "{name}");

@@ -1,4 +1,4 @@
-//! Filling a volume and asking how full it is.
+//! Fills a volume and queries its usage.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,22 +14,22 @@ use super::data::Noise;
 pub struct Fill {
     /// The file to write.
     pub path: PathBuf,
-    /// Bytes of one write.
+    /// Bytes per write.
     pub block_bytes: usize,
-    /// Stop here even if there is room.
+    /// Limit at which to stop even if there is space.
     pub bytes_max: u64,
 }
 
 /// How a [`fill`] ended.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Filled {
-    /// Bytes that a write or fsync did not refuse.
+    /// Bytes that were accepted by write and fsync.
     pub bytes: u64,
-    /// Whether it ended with ENOSPC (or EDQUOT, which some file systems say instead).
+    /// Whether it ended with ENOSPC (or EDQUOT, which some file systems return instead).
     pub no_space: bool,
 }
 
-/// Writes until the volume is full. Buffered writes may be refused as late as at fsync: both count.
+/// Writes until the volume is full. Buffered writes can fail as late as in fsync: both count.
 pub fn fill(Fill { path, block_bytes, bytes_max }: Fill) -> Result<Filled> {
     let block = Noise::new(1).bytes(block_bytes);
     let mut file = match File::create(&path) {
@@ -42,7 +42,7 @@ pub fn fill(Fill { path, block_bytes, bytes_max }: Fill) -> Result<Filled> {
     while bytes < bytes_max {
         let result = file.write(&block).and_then(|count| {
             bytes += count as u64;
-            // The page cache would take a gigabyte before it hears of the server's limit.
+            // Otherwise the page cache could accept a gigabyte before the server's limit is reported.
             if bytes % (32 << 20) < count as u64 { file.sync_data() } else { Ok(()) }
         });
         match result {
@@ -66,12 +66,12 @@ fn is_no_space(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }
 
-/// What statfs says.
+/// The values that statfs returns.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Space {
     /// Size of the volume.
     pub total_bytes: u64,
-    /// Free in it.
+    /// Free bytes.
     pub free_bytes: u64,
 }
 

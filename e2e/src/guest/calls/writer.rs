@@ -1,4 +1,4 @@
-//! A writer that says which files it has fsynced, and the check that those are whole.
+//! A writer that reports which files it has fsynced, and a check that those are intact.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -21,7 +21,7 @@ fn content(seed: u64, number: u64) -> Vec<u8> {
     noise.bytes(size)
 }
 
-/// Writes and fsyncs file after file and says `synced <number>` or `failed <number> <call>: <reason>`, until standard input
+/// Writes and fsyncs file after file and prints `synced <number>` or `failed <number> <call>: <reason>`, until standard input
 /// ends.
 pub fn record(folder: &Path, seed: u64) -> Result<()> {
     let over = over_with_input();
@@ -39,7 +39,7 @@ pub fn record(folder: &Path, seed: u64) -> Result<()> {
             Ok(()) => writeln!(out, "synced {number}")?,
             Err(error) => {
                 writeln!(out, "failed {number} {error:#}")?;
-                // An outage must not be spun through: the numbers are finite.
+                // Do not spin through an outage: the numbers are finite.
                 std::thread::sleep(std::time::Duration::from_millis(100));
             }
         }
@@ -59,8 +59,8 @@ fn over_with_input() -> Arc<AtomicBool> {
     over
 }
 
-/// Reads and compares everything again and again and says `verified <pass>` or `failed <pass> <reason>`, until standard
-/// input ends.
+/// Repeatedly reads and compares everything and prints `verified <pass>` or `failed <pass> <reason>`, until standard input
+/// ends.
 pub fn verify_repeatedly(sums: &Sums) -> Result<()> {
     let over = over_with_input();
     let mut out = std::io::stdout();
@@ -72,7 +72,7 @@ pub fn verify_repeatedly(sums: &Sums) -> Result<()> {
             Ok(_) => writeln!(out, "verified {pass}")?,
             Err(error) => {
                 writeln!(out, "failed {pass} {error:#}")?;
-                // An outage must not be spun through.
+                // Do not spin through an outage.
                 std::thread::sleep(std::time::Duration::from_millis(100));
             }
         }
@@ -84,15 +84,15 @@ pub fn verify_repeatedly(sums: &Sums) -> Result<()> {
 /// Arguments of [`verify`].
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Records {
-    /// Where.
+    /// Folder.
     pub folder: PathBuf,
-    /// As given to [`record`].
+    /// The seed that was passed to [`record`].
     pub seed: u64,
-    /// The files that were said to be synced.
+    /// The files that were reported as synced.
     pub numbers: Vec<u64>,
 }
 
-/// Compares the files byte for byte; the number of bytes.
+/// Compares the files byte for byte. Returns the number of bytes.
 pub fn verify(Records { folder, seed, numbers }: Records) -> Result<u64> {
     let mut bytes = 0;
     for number in numbers {

@@ -1,4 +1,4 @@
-//! A small SMB 3.1.1 client: one session, one tree, one request at a time, payload by RDMA.
+//! A small SMB 3.1.1 client: one session, one tree, one request at a time, payload over RDMA.
 
 use std::net::SocketAddr;
 
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::link::{Link, Manners};
 use super::seal::{Seal, Tag};
 
-/// A volume, and how to get in.
+/// A volume and its credentials.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Target {
     /// The server's address and port for RDMA.
@@ -35,12 +35,12 @@ pub struct Target {
     pub password: String,
 }
 
-/// A piece of exposed memory, and the token by which the server is to reach it.
+/// A segment of exposed memory, and the token with which the server accesses it.
 #[derive(Clone, Copy, Debug)]
 pub struct Lent {
-    /// Bytes from the start of the memory.
+    /// Offset from the start of the memory.
     pub at: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
     /// The token.
     pub token: u32,
@@ -55,7 +55,7 @@ pub fn descriptors(memory: &Exposed, pieces: &[Lent]) -> Vec<u8> {
     pieces.iter().flat_map(encode).collect()
 }
 
-/// Which way payload goes: READ is an RDMA WRITE of the server, WRITE an RDMA READ.
+/// Direction of the payload: READ is an RDMA WRITE by the server, WRITE an RDMA READ.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub enum Direction {
@@ -63,31 +63,31 @@ pub enum Direction {
     Write,
 }
 
-/// A READ or WRITE with payload by RDMA.
+/// A READ or WRITE with payload over RDMA.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer<'a> {
-    /// Which of the two.
+    /// READ or WRITE.
     pub direction: Direction,
-    /// Of which file.
+    /// The file.
     pub file_id: FileId,
-    /// From where in the file, in bytes.
+    /// Offset in the file.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// How the memory is named.
+    /// The kind of channel information.
     pub channel: Channel,
-    /// The memory: see [`descriptors`].
+    /// The channel information: see [`descriptors`].
     pub info: &'a [u8],
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
 pub struct Answer {
     /// Its header.
     pub header: Header,
-    /// All of it.
+    /// The whole message.
     pub message: Vec<u8>,
-    /// The token that came back invalidated.
+    /// The token that was remotely invalidated.
     pub invalidated: Option<u32>,
 }
 
@@ -102,21 +102,21 @@ impl Answer {
 /// A client that is logged on and connected to a share.
 #[derive(Debug)]
 pub struct Client {
-    /// What carries it.
+    /// The transport.
     pub link: Link,
     message_id: u64,
     session_id: u64,
     tree_id: u32,
     preauth: PreauthHash,
-    /// Of a session with all messages sealed.
+    /// For a session that seals all messages.
     seal: Option<Seal>,
 }
 
-/// What is random in a client that matters; a lab's passwords are in its scripts.
+/// Must be random in a real client. Here it protects nothing: a lab's passwords are in its scripts.
 const CHALLENGE: [u8; 8] = *b"forebay!";
 
-/// siw answers a connection request before it looks at what comes by the connection. What comes in between is read only when
-/// more comes, which after the first message of SMB Direct is not before it is answered.
+/// siw answers a connection request before it processes data that arrives on the connection. It reads data that arrives in
+/// between only when more data arrives, and after the first SMB Direct message none arrives until that message is answered.
 const IWARP_ATTEMPTS: u32 = 4;
 
 impl Client {
@@ -125,7 +125,7 @@ impl Client {
         Self::mount_as(target, manners, false)
     }
 
-    /// The same with a session with all messages sealed, and payload that is sealed on its way by RDMA.
+    /// Same as [`Client::mount`], with a session that seals all messages and the payload that is transferred over RDMA.
     pub fn mount_sealed(target: &Target, manners: Manners) -> Result<Self> {
         Self::mount_as(target, manners, true)
     }
@@ -153,7 +153,7 @@ impl Client {
     fn message(&mut self, command: Command, charge: u16, body: &[u8]) -> Vec<u8> {
         let mut header = Header::request(command, self.message_id);
         header.credit_charge = charge;
-        // Enough for the largest requests in a row.
+        // Enough for several of the largest requests in a row.
         header.credits = 512;
         header.session_id = self.session_id;
         header.ids = Ids::Sync { process_id: 0xfeff, tree_id: self.tree_id };
@@ -164,7 +164,7 @@ impl Client {
         message
     }
 
-    /// Sends a request without waiting for its answer.
+    /// Sends a request without waiting for its response.
     pub fn send(&mut self, command: Command, charge: u16, body: &[u8]) -> Result<()> {
         let message = self.message(command, charge, body);
         self.send_message(message)
@@ -177,7 +177,7 @@ impl Client {
         }
     }
 
-    /// The next answer that is final.
+    /// The next final response.
     pub fn answer(&mut self) -> Result<Answer> {
         loop {
             let mut message = self.link.receive()?;
@@ -272,7 +272,7 @@ impl Client {
         self.preauth.update(&answer.message);
         self.session_id = answer.header.session_id;
         let token = session_setup::Response::parse(&answer.message)?.security_buffer.to_vec();
-        // The server gives its time.
+        // The server supplies the time.
         let ClientStep::Last(token, key) = initiator.step(&token, 0)? else {
             anyhow::bail!("NTLM takes two legs")
         };
@@ -294,7 +294,7 @@ impl Client {
         tree_connect::Request { flags: tree_connect::Flags::empty(), path: format!(r"\\server\{share}") }
             .encode(&mut body);
         let mut message = self.message(Command::TREE_CONNECT, 1, &body);
-        // [MS-SMB2] 3.2.4.1.1: of a session of 3.1.1, always signed where it is not sealed.
+        // [MS-SMB2] 3.2.4.1.1: a session of 3.1.1 always signs messages that it does not seal.
         if self.seal.is_none() {
             let (head, rest) = message.split_at_mut(HEADER_LEN);
             signing.sign_in_place(head, &[rest]);
@@ -307,7 +307,7 @@ impl Client {
         Ok(())
     }
 
-    /// Opens a file for reading and writing, and makes it where it is missing.
+    /// Opens a file for reading and writing. Creates it if it is missing.
     pub fn open(&mut self, name: &str) -> Result<FileId> {
         let mut body = Vec::new();
         create::Request {
@@ -334,14 +334,14 @@ impl Client {
         self.call(Command::CLOSE, 1, &body)?.good("CLOSE").map(drop)
     }
 
-    /// An ECHO, without waiting for its answer.
+    /// Sends an ECHO without waiting for its response.
     pub fn send_echo(&mut self) -> Result<()> {
         let mut body = Vec::new();
         echo::Request.encode(&mut body);
         self.send(Command::ECHO, 1, &body)
     }
 
-    /// Asks for a transfer; the answer is not waited for.
+    /// Requests a transfer without waiting for the response.
     pub fn send_transfer(&mut self, transfer: &Transfer<'_>) -> Result<()> {
         let Transfer { direction, file_id, offset, length, channel, info } = *transfer;
         let mut body = Vec::new();
@@ -379,14 +379,14 @@ impl Client {
         self.send(command, charge(length), &body)
     }
 
-    /// The same, and waits until all of it went: the token that came back invalidated.
+    /// Same as [`Client::send_transfer`], but waits until the transfer is complete. Returns the token that was invalidated.
     pub fn transfer(&mut self, transfer: &Transfer<'_>) -> Result<Option<u32>> {
         let (invalidated, tag) = self.transfer_as(transfer)?;
         ensure!(tag.is_none(), "payload was sealed without a request");
         Ok(invalidated)
     }
 
-    /// The same, and what the answer says of how the payload was sealed.
+    /// Same, but also returns how the payload was sealed, according to the response.
     pub fn transfer_as(&mut self, transfer: &Transfer<'_>) -> Result<(Option<u32>, Option<Tag>)> {
         self.send_transfer(transfer)?;
         let mut tag = None;
@@ -414,7 +414,7 @@ impl Client {
         self.seal.as_mut().context("a session that does not seal")?.seal_payload(data)
     }
 
-    /// Opens payload that the server sealed.
+    /// Unseals payload that the server sealed.
     pub fn open_payload(&self, tag: &Tag, data: &mut [u8]) -> Result<()> {
         self.seal.as_ref().context("a session that does not seal")?.open_payload(tag, data)
     }

@@ -1,4 +1,4 @@
-//! The connecting side of SMB Direct over verbs, driven by one thread that waits for one thing at a time.
+//! The active side of SMB Direct over verbs, driven by one thread that waits for one event at a time.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -14,31 +14,31 @@ use forebay_smbdirect::{BufferId, Config, Connection, MessageId, Parameters, Rec
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// For each step towards the server, and for each answer of it, on an emulated node.
+/// Time limit for each connection step, and for each response of the server, on an emulated node.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// For the server to hang up once the connection is broken.
+/// Time limit for the server to disconnect once the connection is broken.
 const LEAVING: Duration = Duration::from_secs(5);
-/// This bit of its mark distinguishes what is sent by [`Link::send_raw`].
+/// This bit in its work request ID marks a message sent by [`Link::send_raw`].
 const RAW: u64 = 1 << 63;
-/// Bytes of a message that an endpoint takes as its header.
+/// Bytes of a message that an endpoint sends as its header.
 const HEADER_BYTES: usize = 32;
-/// Memory for messages on their way out.
+/// Memory for outgoing messages.
 const BUFFER_BYTES_MAX: usize = 64 << 20;
 
-/// How well the client behaves; by default, well.
+/// The client's behaviour; correct by default.
 #[derive(Clone, Copy, Debug)]
 pub struct Manners {
-    /// Receives posted before it connects, where those are fewer than it should.
+    /// Receives posted before it connects, if fewer than required.
     pub receives: u16,
-    /// Whether receives are posted again.
+    /// Whether receives are reposted.
     pub posts_again: bool,
-    /// Credits that every message grants, whatever it should.
+    /// Credits that every message grants, regardless of the correct number.
     pub grants: Option<u16>,
-    /// How often the server is asked to try again if there is no receive; 7 is for ever.
+    /// RNR retry count of the server, used when no receive is posted; 7 means infinite.
     pub receiver_not_ready_retries: u8,
-    /// Does not look at what comes.
+    /// Ignores incoming messages.
     pub deaf: bool,
-    /// Longest message that it says it sends.
+    /// Maximum send size that it announces.
     pub max_send_size: Option<u32>,
 }
 
@@ -55,19 +55,19 @@ impl Default for Manners {
     }
 }
 
-/// A message that came.
+/// A received message.
 #[derive(Debug)]
 pub struct Message {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// The token that it invalidated.
+    /// The token that it invalidated, if any.
     pub invalidated: Option<u32>,
 }
 
 /// A connection.
 #[derive(Debug)]
 pub struct Link {
-    /// May be changed at any time.
+    /// Can be changed at any time.
     pub manners: Manners,
     endpoint: Endpoint,
     device: Arc<Device>,
@@ -80,14 +80,14 @@ pub struct Link {
     sending: HashMap<u64, u32>,
     marks: u64,
     is_up: bool,
-    /// The connection manager says that it has ended.
+    /// The connection manager has reported the end of the connection.
     is_over: bool,
     bindings: u32,
     ended: Option<String>,
 }
 
 impl Link {
-    /// Asks the server to accept it. Nothing is sent yet.
+    /// Requests a connection. Nothing is sent yet.
     pub fn connect(server: SocketAddr, manners: Manners) -> Result<Self> {
         let channel = Arc::new(EventChannel::new()?);
         let mut outgoing =
@@ -97,7 +97,7 @@ impl Link {
         resolved(&channel)?;
         let device = outgoing.device()?;
         let mut config = Config::active();
-        // What is sent lies in one piece.
+        // Outgoing messages are contiguous.
         config.send_segments_max = 1;
         if let Some(size) = manners.max_send_size {
             config.max_send_size = size;
@@ -142,7 +142,7 @@ impl Link {
         self.until("the server to accept it", |link| link.is_up.then_some(()))
     }
 
-    /// [MS-SMBD] 3.1.5.2: asks, and waits for the answer.
+    /// [MS-SMBD] 3.1.5.2: sends a negotiate request, and waits for the response.
     pub fn negotiate(&mut self) -> Result<Parameters> {
         self.protocol.handle_established();
         self.until("an answer to the negotiation", |link| link.protocol.parameters())
@@ -153,8 +153,8 @@ impl Link {
         &self.device
     }
 
-    /// Opens a part of a window's memory to the server; the token. A device does so for a window only if its last token is
-    /// invalidated, and ends the connection otherwise.
+    /// Exposes a part of a window's memory to the server and returns the token. If the window's previous token is still
+    /// valid, the device ends the connection.
     pub fn bind(&mut self, window: &mut Window, at: usize, length: usize) -> Result<u32> {
         let token = self.endpoint.bind(window, at, length)?;
         let before = self.bindings;
@@ -173,7 +173,7 @@ impl Link {
         self.transmit()
     }
 
-    /// Sends bytes that are no message of the protocol's making.
+    /// Sends raw bytes instead of a message of the protocol.
     pub fn send_raw(&mut self, bytes: &[u8]) -> Result<()> {
         let (header, rest) = bytes.split_at(bytes.len().min(HEADER_BYTES));
         let mark = self.mark() | RAW;
@@ -198,12 +198,12 @@ impl Link {
         self.until("a message", |link| link.messages.pop_front())
     }
 
-    /// Waits until all that was sent has arrived.
+    /// Waits until all sent messages have arrived.
     pub fn flush(&mut self) -> Result<()> {
         self.until("the end of what was sent", |link| link.sending.is_empty().then_some(()))
     }
 
-    /// Goes on until the connection has ended; why.
+    /// Runs until the connection has ended, and returns the reason.
     pub fn until_ended(&mut self, patience: Duration) -> Result<String> {
         let until = Instant::now() + patience;
         while self.ended.is_none() {
@@ -212,7 +212,7 @@ impl Link {
             }
             self.step(until)?;
         }
-        // Where the queue pair of a client that leaves goes first, the server never hears what it did wrong.
+        // If a leaving client destroys its queue pair first, the server never receives the error that the client caused.
         let (until, events) = (Instant::now() + LEAVING, self.channel.descriptor());
         while !self.is_over && Instant::now() < until {
             wait(&[&events], until)?;
@@ -243,7 +243,7 @@ impl Link {
         self.ended.get_or_insert_with(|| why.to_string());
     }
 
-    /// Waits for something to happen, and deals with it.
+    /// Waits for an event and processes it.
     fn step(&mut self, until: Instant) -> Result<()> {
         self.transmit()?;
         let next = self.protocol.poll_timeout().map_or(until, |at| at.min(until));
@@ -260,7 +260,7 @@ impl Link {
                 CmEvent::Connect(_) | CmEvent::Resolved(_) => {}
             }
         }
-        // The names of endpoints; there is one.
+        // The IDs of endpoints; there is only one.
         self.notifier.take(&mut Vec::new())?;
         let mut done = Vec::new();
         self.endpoint.poll(&mut done)?;
@@ -344,7 +344,7 @@ impl Link {
     }
 
     fn transmit(&mut self) -> Result<()> {
-        // Nothing can be posted on a connection that is broken.
+        // Nothing can be posted on a broken connection.
         if self.ended.is_some() {
             return Ok(());
         }
@@ -374,7 +374,7 @@ impl Link {
     }
 }
 
-/// Waits until a step towards the server is done.
+/// Waits until a connection step is complete.
 fn resolved(channel: &Arc<EventChannel>) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {

@@ -1,5 +1,5 @@
-//! A client over SMB Direct of our own, on the connecting side of `smbdirect` and `rdma`: foreign to the kernel's client and to
-//! the server, and one that can be made to misbehave.
+//! Our own SMB Direct client, on the active side of `smbdirect` and `rdma`: independent of the kernel's client and of the
+//! server, and able to misbehave on request.
 
 pub mod client;
 pub mod link;

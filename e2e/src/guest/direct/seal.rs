@@ -1,4 +1,4 @@
-//! Sealed messages of the client, and sealed payload.
+//! Sealing of the client's messages and payload.
 
 use anyhow::{Context, Result, ensure};
 use forebay_smb::crypto::{
@@ -15,7 +15,7 @@ pub struct Seal {
     nonces: NonceSequence,
 }
 
-/// How payload was sealed.
+/// The seal of a payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tag {
     signature: [u8; 16],
@@ -23,7 +23,7 @@ pub struct Tag {
 }
 
 impl Tag {
-    /// Reads it from the response to a READ ([MS-SMB2] 3.2.5.11).
+    /// Parses it from the response to a READ ([MS-SMB2] 3.2.5.11).
     pub fn parse(data: &[u8]) -> Result<Self> {
         let frame = RdmaTransform::parse(data)?;
         ensure!(
@@ -36,7 +36,7 @@ impl Tag {
         Ok(Self { signature, nonce: crypto.nonce.to_vec() })
     }
 
-    /// The channel information of a WRITE of what was sealed so ([MS-SMB2] 3.2.4.7).
+    /// The channel information of a WRITE with such a payload ([MS-SMB2] 3.2.4.7).
     pub fn channel_info(&self, channel: u32, descriptors: &[u8]) -> Vec<u8> {
         let crypto = CryptoTransform {
             transform_type: CryptoTransform::ENCRYPTION,
@@ -50,7 +50,7 @@ impl Tag {
 }
 
 impl Seal {
-    /// Of a session's key.
+    /// Derives the keys from a session's key.
     pub fn derive(derivation: KeyDerivation<'_>, key: &SessionKey) -> Self {
         let (key, cipher) = (key.as_bytes(), Cipher::Aes128Gcm);
         Self {
@@ -60,26 +60,26 @@ impl Seal {
         }
     }
 
-    /// The frame of a message.
+    /// Seals a message into a frame.
     pub fn seal(&mut self, session_id: u64, message: &mut [u8]) -> Result<Vec<u8>> {
         let header = self.sealing.seal_in_place(self.nonces.next_nonce()?, session_id, message)?;
         Ok([&header[..], message].concat())
     }
 
-    /// The message of a frame.
+    /// Unseals the message in a frame.
     pub fn open(&self, mut frame: Vec<u8>) -> Result<Vec<u8>> {
         ensure!(SealedFrame::claims(&frame), "an answer that is not sealed");
         self.opening.open_in_place(&mut frame)?;
         Ok(frame.split_off(TRANSFORM_HEADER_LEN))
     }
 
-    /// Seals payload where it lies.
+    /// Seals payload in place.
     pub fn seal_payload(&mut self, data: &mut [u8]) -> Result<Tag> {
         let (nonce, signature) = self.sealing.seal_payload(self.nonces.next_nonce()?, data)?;
         Ok(Tag { signature, nonce: nonce[..self.sealing.nonce_len()].to_vec() })
     }
 
-    /// Opens payload where it lies.
+    /// Unseals payload in place.
     pub fn open_payload(&self, tag: &Tag, data: &mut [u8]) -> Result<()> {
         Ok(self.opening.open_payload(&tag.nonce, &tag.signature, data)?)
     }

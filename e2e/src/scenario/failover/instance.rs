@@ -1,4 +1,4 @@
-//! An instance with an address of its own, on one host of the fabric or the other, and a client that has it mounted.
+//! An instance with its own address, on one of the fabric's hosts, and a client that has mounted it.
 
 use std::time::{Duration, Instant};
 
@@ -19,27 +19,27 @@ use crate::site::{ADMIN_SOCKET, POOL, SERVER_CONFIG};
 
 /// The instance's address.
 pub(super) const ADDRESS: &str = "192.168.77.200";
-/// As docs/reference/server.md has them.
+/// From docs/reference/server.md.
 pub(super) const EXIT_POOL: i32 = 4;
 pub(super) const EXIT_FENCED: i32 = 7;
 pub(super) const FILE_BYTES: u64 = 768 << 20;
-/// How long the reservation may go unconfirmed here.
+/// How long the reservation may stay unconfirmed here.
 pub(super) const LOSS_TIME_S: u64 = 30;
-/// As emulated guests on a busy machine keep it, most of the time. A target waits for a host that is silent for so long, twice
-/// at most, before it gives its reservation to another one.
+/// A value that emulated guests on a busy machine meet most of the time. Before a target grants its reservation to another
+/// host, it waits this long for a silent host, at most twice.
 const KEEP_ALIVE_S: u64 = 12;
-/// As the CSI driver has it.
+/// As in the CSI driver.
 const ECHO_INTERVAL_S: &str = "10";
-/// By then a host has no address any more that its server has left.
+/// Time after which a host no longer has the address that its server has left.
 const ADDRESS_TIME_MAX: Duration = Duration::from_secs(15);
-/// Names a service of the lab's nodes.
+/// Name of the service on the lab's nodes.
 const SERVICE: &str = "instance";
 const SEED: u64 = 321;
 /// The volume, and its user's name.
 const VOLUME: &str = "moves";
 const PASSWORD: &str = "secret of what moves";
 
-/// Starts the server and notes its process number and what it ends with.
+/// Starts the server and records its PID and exit code.
 const RUNNER: &str = "rm -f /run/instance.exit /run/instance.pid; \
      forebay-server run --config \"$1\" & echo $! > /run/instance.pid; \
      set +e; wait $!; echo $? > /run/instance.exit";
@@ -55,14 +55,14 @@ pub(super) fn offered<'a>(lab: &'a Lab, addresses: &[&str]) -> Result<Fabric<'a>
     Ok(fabric)
 }
 
-/// Has the bundled target offer the file, which is blank or holds the pool.
+/// Makes the bundled target offer the file, which is blank or contains the pool.
 pub(super) fn offer(fabric: &Fabric<'_>, addresses: &[&str]) -> Result<()> {
     let hosts = vec![fabric.allowed(FIRST, None)?, fabric.allowed(SECOND, None)?];
     let ports = (1..).zip(addresses).map(|(id, address)| port(id, "tcp", address, TCP)).collect();
     bundled::offer(fabric, hosts, ports, FILE_BYTES).context("have the bundled target offer the namespace")
 }
 
-/// A server of the instance. Dropped, it is killed, and what it left is unmounted.
+/// A server of the instance. Dropping this kills it and unmounts what it left behind.
 pub(super) struct Instance<'a> {
     pub(super) fabric: &'a Fabric<'a>,
     pub(super) node: &'a Node,
@@ -119,18 +119,18 @@ impl<'a> Instance<'a> {
             .with_context(|| self.log().unwrap_or_default())
     }
 
-    /// All that it has said.
+    /// Its complete log.
     pub(super) fn log(&self) -> Result<String> {
         self.node.run(&format!("cat /var/log/{SERVICE}-runner.log"))
     }
 
-    /// What it ended with.
+    /// Its exit code.
     pub(super) fn exit(&self) -> Result<Option<i32>> {
         let text = self.node.run(&format!("cat /run/{SERVICE}.exit 2>/dev/null || true"))?;
         Ok(text.trim().parse().ok())
     }
 
-    /// Waits until it has ended with this code, and returns what it said.
+    /// Waits until it has ended with this code, and returns its log.
     pub(super) fn ends_with(&self, expected: i32, deadline: Duration) -> Result<String> {
         self.node
             .wait_until("the server ends", deadline, || Ok(self.exit()?.is_some()))
@@ -140,34 +140,34 @@ impl<'a> Instance<'a> {
         Ok(log)
     }
 
-    /// SIGTERM, and a good end.
+    /// Sends SIGTERM and expects a clean exit.
     pub(super) fn stop(&self) -> Result<()> {
         ensure!(self.node.signal_service(SERVICE, "TERM")?, "the server was not running");
         self.ends_with(0, Duration::from_secs(20)).map(drop)
     }
 
-    /// kill -9.
+    /// Sends SIGKILL.
     pub(super) fn kill(&self) -> Result<()> {
         ensure!(self.node.signal_service(SERVICE, "KILL")?, "the server was not running");
         self.ends_with(137, Duration::from_secs(20)).map(drop)
     }
 
-    /// SIGSTOP or SIGCONT.
+    /// Sends SIGSTOP or SIGCONT.
     pub(super) fn signal(&self, signal: &str) -> Result<()> {
         self.node.run(&format!("kill -s {signal} $(cat /run/{SERVICE}.pid)")).map(drop)
     }
 
-    /// Itself, as the crate of the fabric's hosts names it.
+    /// This server as the fabric's host library identifies it.
     pub(super) fn seen(&self) -> Seen {
         self.fabric.seen(self.node.name(), self.epoch, "tcp")
     }
 
-    /// It alone has reservation and address.
+    /// Checks that this server alone has reservation and address.
     pub(super) fn is_the_one(&self) -> Result<()> {
         self.is_the_one_of(&[FIRST, SECOND])
     }
 
-    /// As [`Self::is_the_one`], where only these hosts can be asked.
+    /// Same as [`Self::is_the_one`], if only these hosts can be queried.
     pub(super) fn is_the_one_of(&self, hosts: &[&str]) -> Result<()> {
         let held: Held = self.fabric.ask(&self.seen(), "nvmeof-check")?;
         ensure!(held.held, "{} epoch {}: {held:?}", self.node.name(), self.epoch);
@@ -177,7 +177,7 @@ impl<'a> Instance<'a> {
             if host == self.node.name() {
                 ensure!(has()? == "1", "{host} does not have the address");
             } else {
-                // One that ends in haste may leave it to the kernel, which has it for 10 s at a time.
+                // A server that ends in haste may leave the address to the kernel, which keeps it for 10 s at a time.
                 node.wait_until("the address is gone", ADDRESS_TIME_MAX, || Ok(has()? == "0"))?;
             }
         }
@@ -197,20 +197,20 @@ impl<'a> Instance<'a> {
         self.node.call::<Answer>("admin", &call)?.ok().context("create a volume").map(drop)
     }
 
-    /// Milliseconds from its start to the lines that say these, by its own clock.
+    /// Milliseconds from its start to the log lines with these texts, by its own clock.
     pub(super) fn times(&self, marks: &[&str]) -> Result<Vec<u64>> {
         let log = self.log()?;
         let first = log.lines().find_map(time_of_day_ms).context("no line has a time")?;
         let time = |mark: &&str| {
             let line = log.lines().find(|line| line.contains(mark));
             let at = line.and_then(time_of_day_ms).with_context(|| format!("no {mark:?} in {log}"))?;
-            // Past midnight.
+            // The clock may have passed midnight.
             Ok((at + DAY_MS - first) % DAY_MS)
         };
         marks.iter().map(time).collect()
     }
 
-    /// What a server of before has left on a host; dropped, it is cleared away.
+    /// What an earlier server has left on a host. Dropping this cleans it up.
     pub(super) fn left(fabric: &'a Fabric<'a>, host: &str) -> Self {
         Self { fabric, node: fabric.node(host), epoch: 0, started: Instant::now() }
     }
@@ -233,7 +233,7 @@ impl Drop for Instance<'_> {
 
 const DAY_MS: u64 = 24 * 3600 * 1000;
 
-/// Of a line that begins with a time like `2026-11-22T13:17:32.123456Z`.
+/// Parses the time of day from a line that begins with a time like `2026-11-22T13:17:32.123456Z`.
 fn time_of_day_ms(line: &str) -> Option<u64> {
     let (_, time) = line.split_whitespace().next()?.strip_suffix('Z')?.split_once('T')?;
     let mut fields = time.split(':');
@@ -242,8 +242,8 @@ fn time_of_day_ms(line: &str) -> Option<u64> {
     Some((hours * 60 + minutes) * 60_000 + (seconds * 1000.0) as u64)
 }
 
-/// What a client does on hard mounts of the instance's address: a writer that fsyncs file after file, and a reader that
-/// compares what was there before, past any cache.
+/// A client's load on hard mounts of the instance's address: a writer that fsyncs file after file, and a reader that compares
+/// the earlier content, bypassing any cache.
 pub(super) struct Load<'a> {
     client: &'a Node,
     lab: &'a Lab,
@@ -255,7 +255,7 @@ pub(super) struct Load<'a> {
 pub(super) const WRITTEN: &str = "/mnt/moves-written";
 pub(super) const READ: &str = "/mnt/moves-read";
 
-/// The volume, as its server has it.
+/// Path of the volume on its server.
 pub(super) fn data() -> String {
     format!("{POOL}/volumes/{VOLUME}")
 }
@@ -297,12 +297,12 @@ impl<'a> Load<'a> {
         Ok(load)
     }
 
-    /// Files that are fsynced.
+    /// Files that have been fsynced.
     pub(super) fn synced(&mut self) -> Vec<u64> {
         synced(self.writer.lines())
     }
 
-    /// Waits until so many more files are fsynced, and the reader has been through once more.
+    /// Waits until this many more files are fsynced and the reader has completed one more pass.
     pub(super) fn goes_on(&mut self, when: &str, files: usize) -> Result<()> {
         self.writes(when, files)?;
         let before = verified(self.reader.lines()) + 1;
@@ -310,14 +310,14 @@ impl<'a> Load<'a> {
         self.reader.wait_for(&format!("the reader goes on {when}"), deadline, |l| verified(l) > before)
     }
 
-    /// Waits until so many more files are fsynced.
+    /// Waits until this many more files are fsynced.
     pub(super) fn writes(&mut self, when: &str, files: usize) -> Result<()> {
         let until = self.synced().len() + files;
         let deadline = Duration::from_secs(40);
         self.writer.wait_for(&format!("the writer goes on {when}"), deadline, |l| synced(l).len() >= until)
     }
 
-    /// Errors that the writer and the reader were given.
+    /// Errors that the writer and the reader received.
     pub(super) fn failed(&mut self) -> (Vec<String>, Vec<String>) {
         let of = |process: &mut Process| {
             let lines = process.lines().iter();
@@ -326,7 +326,7 @@ impl<'a> Load<'a> {
         (of(&mut self.writer), of(&mut self.reader))
     }
 
-    /// The longest time between two files, while `what` goes on.
+    /// The longest time between two files while `what` runs.
     pub(super) fn longest_pause<T>(
         &mut self,
         what: impl FnOnce() -> Result<T> + Send,
@@ -346,7 +346,7 @@ impl<'a> Load<'a> {
                     longest = longest.max(last.elapsed());
                     (last, count) = (Instant::now(), now);
                 }
-                // And some files more, after it.
+                // And some more files after it.
                 if enough == usize::MAX && doing.is_finished() {
                     enough = count + files;
                 }
@@ -358,7 +358,7 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// Ends both; everything that was fsynced is there, byte for byte, on the server and through the mount.
+    /// Ends both. Checks that every fsynced file is intact, byte for byte, on the server and through the mount.
     pub(super) fn finish(mut self, on: &Instance<'_>) -> Result<Written> {
         let (_, reader_failed) = self.failed();
         self.writer.close_input()?;
@@ -399,7 +399,7 @@ impl Drop for Load<'_> {
     }
 }
 
-/// What a writer came to.
+/// The result of a writer.
 pub(super) struct Written {
     pub(super) files: usize,
     pub(super) bytes: u64,
@@ -409,8 +409,8 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// No program got an error, but for those that the client's kernel is known to make up (docs/guides/failover.md), and that no
-    /// answer of a server could have brought about.
+    /// Checks that no program received an error, except those that the client's kernel is known to generate
+    /// (docs/guides/failover.md) and that no server response can have caused.
     pub(super) fn without_error(self) -> Result<Self> {
         let Self { writer_failed, reader_failed, given_up, .. } = &self;
         let GivenUp { ended, answered } = given_up;

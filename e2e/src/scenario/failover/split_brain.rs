@@ -1,4 +1,4 @@
-//! Split brain, on purpose: the table of docs/guides/failover.md, in which there may never be a second writer.
+//! Deliberate split brain: the table of docs/guides/failover.md, in which there must never be a second writer.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::lab::Lab;
 use crate::progress::say;
 use crate::scenario::nvmeof::{Cut, FIRST, Fabric, SECOND, TARGET};
 
-/// One order of events, and what has to come of it. A and B are the hosts.
+/// One order of events and its expected outcome. A and B are the hosts.
 pub(super) struct Case {
-    /// Names the scenario.
+    /// Name of the scenario.
     pub(super) name: &'static str,
-    /// What happens, in this order.
+    /// The events, in this order.
     order: &'static str,
-    /// What has to be so in the end.
+    /// The expected final state.
     expected: &'static str,
     run: fn(&Lab, &Fabric<'_>) -> Result<String>,
 }
@@ -30,7 +30,7 @@ impl Case {
     }
 }
 
-/// All of them.
+/// All cases.
 pub(super) const CASES: &[Case] = &[
     Case {
         name: "stopped process",
@@ -97,7 +97,7 @@ pub(super) fn run(lab: &Lab, case: &Case) -> Result<String> {
 
 const PATIENCE: Duration = Duration::from_secs(LOSS_TIME_S);
 
-/// `the_one` serves: the client goes on, all is there, and no other host has the address.
+/// Checks that `the_one` serves: the client continues, all data is intact, and no other host has the address.
 fn serves(mut load: Load<'_>, the_one: &Instance<'_>) -> Result<String> {
     load.goes_on("in the end", 4)?;
     the_one.is_the_one()?;
@@ -150,7 +150,7 @@ fn started_again_late(lab: &Lab, fabric: &Fabric<'_>) -> Result<String> {
     serves(load, &b)
 }
 
-/// The target's machine goes and comes back with an empty memory, and offers what its file holds.
+/// The target's machine loses power and comes back with empty memory. It offers the content of its file again.
 fn restart_target(lab: &Lab, fabric: &Fabric<'_>) -> Result<()> {
     let target = fabric.target();
     lab.power_off(TARGET)?;
@@ -164,19 +164,19 @@ fn target_restarts_with_one(lab: &Lab, fabric: &Fabric<'_>) -> Result<String> {
     restart_target(lab, fabric)?;
     a.ends_with(EXIT_FENCED, PATIENCE)?;
     fabric.wait_for_paths(&a.seen(), 1)?;
-    // Its mount stays for the next one to find.
+    // Its mount stays, so that the next server finds it.
     std::mem::forget(a);
     let again = Instance::start(fabric, FIRST, 1)?;
     serves(load, &again)
 }
 
-/// As after a loss of power, but faster than a machine boots: what the kernel of A has not been answered, it sends again.
+/// As after a power loss, but faster than a machine boots: the kernel of A resends its unanswered requests.
 fn target_is_back_at_once(lab: &Lab, fabric: &Fabric<'_>) -> Result<String> {
     let (mut a, mut load) = first_and_load(lab, fabric)?;
     let target = fabric.target();
     for _ in 0..3 {
         let cut = Cut::at(a.node, target.address())?;
-        // Ended without writing its log, as by a loss of power.
+        // Shut down without writing the log, as in a power loss.
         target.run("xfs_io -x -c shutdown /srv/fabric")?;
         target.call::<()>("nvmet-withdraw", &())?;
         target.run("umount /srv/fabric")?;
@@ -185,7 +185,7 @@ fn target_is_back_at_once(lab: &Lab, fabric: &Fabric<'_>) -> Result<String> {
         drop(cut);
         a.ends_with(EXIT_FENCED, PATIENCE)?;
         fabric.wait_for_paths(&a.seen(), 1)?;
-        // Its mount stays for the next one to find.
+        // Its mount stays, so that the next server finds it.
         std::mem::forget(a);
         a = Instance::start(fabric, FIRST, 1)?;
         load.goes_on("with the target back", 8)?;
@@ -205,7 +205,7 @@ fn target_restarts_with_both(lab: &Lab, fabric: &Fabric<'_>) -> Result<String> {
     fabric.wait_for_paths(&b.seen(), 1)?;
     std::mem::forget(b);
     std::mem::forget(a);
-    // Either may come first; the pool's record decides.
+    // Either can start first; the pool's record decides.
     let b = Instance::start(fabric, SECOND, 2)?;
     let a = Instance::begin(fabric, FIRST, 1)?;
     a.ends_with(EXIT_POOL, PATIENCE)?;
@@ -213,7 +213,7 @@ fn target_restarts_with_both(lab: &Lab, fabric: &Fabric<'_>) -> Result<String> {
     serves(load, &b)
 }
 
-/// Both, started as near to each other as can be; the one that serves, and the other.
+/// Starts both as close to each other as possible.
 fn at_once<'a>(fabric: &'a Fabric<'a>, epochs: [u32; 2]) -> Result<[Instance<'a>; 2]> {
     std::thread::scope(|scope| {
         let a = scope.spawn(|| Instance::begin(fabric, FIRST, epochs[0]));
@@ -255,7 +255,7 @@ fn lost_while_writing(lab: &Lab, fabric: &Fabric<'_>) -> Result<String> {
     fabric.connect(&thief)?;
     let refused: Option<String> = fabric.ask(&thief, "nvmeof-acquire")?;
     ensure!(refused.is_none(), "{refused:?}");
-    // At once, before it has looked, and after.
+    // Immediately, before it has checked, and afterwards.
     let end = FILE_BYTES / 4096 - 16;
     let late = fabric.write(&a.seen(), 1, end, 4)?;
     ensure!(late == Written { written: 0, errno: Some(libc::EBADE) }, "{late:?}");

@@ -1,4 +1,4 @@
-//! A pool with a full file system when another node takes it over.
+//! A pool that another node takes over while its file system is full.
 
 use std::time::Duration;
 
@@ -15,19 +15,19 @@ use crate::scenario::MIB;
 use crate::scenario::nvmeof::{FIRST, SECOND};
 use crate::site::POOL;
 
-/// What is left to the client when the rest is taken.
+/// Space left for the client when the rest is used up.
 const LEFT_BYTES: u64 = 24 * MIB;
-/// Writes that were refused before the power is cut.
+/// Writes that fail before the power is cut.
 const REFUSED: usize = 8;
 
-/// Writes of a file that were refused for want of space, and those for another reason.
+/// Writes of a file that failed because of missing space, and those that failed for another reason.
 fn refused(lines: &[String]) -> (usize, Vec<&String>) {
     let failed = lines.iter().filter(|line| line.starts_with("failed "));
     let (full, other): (Vec<_>, Vec<_>) = failed.partition(|line| line.contains("(os error 28)"));
     (full.len(), other)
 }
 
-/// Takes what is left of the file system, by small files beside the volumes.
+/// Fills the rest of the file system with small files outside of the volumes.
 fn nothing_left(server: &Server<'_>) -> Result<()> {
     let script = format!(
         "cd {POOL}/volumes/{ID}/small
@@ -56,13 +56,13 @@ pub(in crate::scenario) fn full(lab: &Lab) -> Result<String> {
     writer.wait_for("writes are refused", until, |lines| refused(lines).0 >= REFUSED)?;
     nothing_left(&first)?;
 
-    // Nothing of it can be asked any more, not even to clean up.
+    // The node cannot run commands any more, not even to clean up.
     std::mem::forget(first);
     let off = Off::cut(lab, FIRST)?;
     let lines = writer.lines().to_vec();
     let (numbers, (for_space, other)) = (synced(&lines), refused(&lines));
     ensure!(other.is_empty() && !numbers.is_empty(), "{} synced, failed: {other:?}", numbers.len());
-    // A hard mount of a server that is gone cannot be unmounted.
+    // A hard mount cannot be unmounted when its server is gone.
     drop(writer);
     std::mem::forget(mounted);
     drop(client);
@@ -82,8 +82,8 @@ pub(in crate::scenario) fn full(lab: &Lab) -> Result<String> {
     let filled = fill("more", MIB)?;
     ensure!(filled.no_space, "it was not full: {filled:?}");
 
-    // What is deleted is free again.
-    // Not even its name may have had room.
+    // Deleting frees space.
+    // There may not even have been space for the name `more`.
     again.client.run(&format!("rm {0}/large; rm -f {0}/more; rm -r {0}/small", again.at))?;
     let shards =
         Shards { folder: again.at.as_str().into(), prefix: "s".into(), count: 4, bytes: 4 * MIB, seed: SEED };

@@ -1,4 +1,4 @@
-//! A pool on a namespace of a fabric: made, served, refused, and taken over by another host.
+//! A pool on a namespace of a fabric: created, served, refused, and taken over by another host.
 
 mod full;
 mod records;

@@ -1,4 +1,4 @@
-//! What a pool records of its servers (`.forebay/starts`, `.forebay/epoch`), torn while none of them runs.
+//! A pool's records of its servers (`.forebay/starts`, `.forebay/epoch`), torn while no server runs.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::scenario::MIB;
 use crate::scenario::nvmeof::{CLIENT, FIRST, UUID};
 use crate::site::POOL;
 
-/// A file of two slots, as docs/reference/server.md has them: the newest that is whole counts.
+/// A file of two slots, as described in docs/reference/server.md: the newest intact slot counts.
 #[derive(Clone, Copy)]
 pub(in crate::scenario) struct Record {
     name: &'static str,
@@ -24,7 +24,7 @@ pub(in crate::scenario) const EPOCH: Record = Record { name: "epoch", slot_bytes
 /// Magic, sequence, length and checksum.
 const HEADER_BYTES: usize = 8 + 8 + 4 + 16;
 
-/// One slot, whole or not.
+/// One slot, intact or not.
 struct Slot {
     at: usize,
     sequence: u64,
@@ -56,13 +56,13 @@ impl Record {
         Ok(if first.sequence >= second.sequence { [first, second] } else { [second, first] })
     }
 
-    /// What the pool that is mounted there records.
+    /// The record of the pool that is mounted at `pool`.
     pub(in crate::scenario) fn text(self, node: &Node, pool: &str) -> Result<String> {
         let [newest, _] = self.slots(node, pool)?;
         Ok(newest.text)
     }
 
-    /// Leaves half of a slot's record, as a write of it that was cut off.
+    /// Leaves half of a slot's record, as after an interrupted write.
     fn tear(self, node: &Node, pool: &str, slot: &Slot) -> Result<()> {
         let whole = slot.bytes / 2;
         node.run(&format!(
@@ -76,7 +76,7 @@ impl Record {
         .map(drop)
     }
 
-    /// Tears the newest; what the older one says.
+    /// Tears the newest slot. Returns the text of the older one.
     fn tear_newest(self, node: &Node, pool: &str) -> Result<String> {
         let [newest, older] = self.slots(node, pool)?;
         self.tear(node, pool, &newest)?;
@@ -84,16 +84,16 @@ impl Record {
     }
 }
 
-/// The pool's file system, mounted by hand while no server runs; dropped, it is unmounted.
+/// The pool's file system, mounted manually while no server runs. Unmounted when dropped.
 struct ByHand<'a> {
     node: &'a Node,
 }
 
-/// Where it is mounted by hand.
+/// The manual mount point.
 const AT: &str = "/mnt/by-hand";
 
 impl<'a> ByHand<'a> {
-    /// On a host that has the reservation.
+    /// Mounts it on a host that has the reservation.
     fn mount(node: &'a Node) -> Result<Self> {
         node.run(&format!(
             "for d in /sys/block/nvme*; do
@@ -118,14 +118,14 @@ impl Drop for ByHand<'_> {
     }
 }
 
-/// The numbers of the starts in a list, and whether what they acknowledged is relied on.
+/// The numbers of the starts in a list, and whether the server relies on what they acknowledged.
 fn starts(text: &str) -> Vec<(&str, bool)> {
     let asking = text.starts_with("asking\n");
     let lines = text.lines().filter_map(|line| line.split_once(' '));
     lines.map(|(number, of)| (number, of == "+" && !asking)).collect()
 }
 
-/// A server after its starts were torn knows those that the older slot has, and itself.
+/// Checks that after its starts were torn, a server lists those of the older slot, and itself.
 fn knows(server: &Server<'_>, older: &str) -> Result<()> {
     let now = STARTS.text(server.node, POOL)?;
     let (now, older) = (starts(&now), starts(older));
@@ -149,7 +149,7 @@ pub(in crate::scenario) fn torn(lab: &Lab) -> Result<String> {
     mounted.unmount()?;
     server.stop()?;
     drop(server);
-    // It serves, and all is there.
+    // Checks that it serves and that all data is intact.
     let serves = |epoch: u32| -> Result<Server<'_>> {
         let server = Server::start(&fabric, FIRST, Settings::epoch(epoch))?;
         server.holds_the_reservation()?;
@@ -166,7 +166,7 @@ pub(in crate::scenario) fn torn(lab: &Lab) -> Result<String> {
         Ok(server)
     };
 
-    // The starts, after an orderly end: the newest slot is that of the end, the older one that of the start.
+    // The starts, after a graceful end: the newest slot is from the end, the older one from the start.
     let server = serves(2)?;
     server.stop()?;
     drop(server);
@@ -177,8 +177,8 @@ pub(in crate::scenario) fn torn(lab: &Lab) -> Result<String> {
     let server = serves(2)?;
     knows(&server, &older)?;
 
-    // And after kill -9: the newest slot is that of the start, the older one that of a server that was asking the kernel, of
-    // with unknown predecessors.
+    // After kill -9: the newest slot is from the start, the older one from a server that was querying the kernel and has
+    // unknown predecessors.
     server.kill()?;
     drop(server);
     let by_hand = ByHand::mount(host)?;
@@ -191,18 +191,18 @@ pub(in crate::scenario) fn torn(lab: &Lab) -> Result<String> {
     server.stop()?;
     drop(server);
 
-    // The epoch: the older slot has the one before.
+    // The epoch: the older slot has the previous epoch.
     let by_hand = ByHand::mount(host)?;
     let older = EPOCH.tear_newest(host, AT)?;
     by_hand.unmount()?;
     ensure!(older.contains("epoch 1\n"), "{older:?}");
-    // The record would admit it; the reservation does not.
+    // The record would admit it, but the reservation does not.
     ended_with(&fabric, FIRST, Settings::epoch(1), "epoch 2 of this instance has the namespace")?;
     let server = serves(2)?;
     server.stop()?;
     drop(server);
 
-    // Both: the epoch is unknown, so no server serves, until a person has put the record right.
+    // Both slots: the epoch is unknown, so no server serves until a person has repaired the record.
     let by_hand = ByHand::mount(host)?;
     host.run(&format!("cp {} /tmp/epoch", EPOCH.path(AT)))?;
     for slot in EPOCH.slots(host, AT)? {

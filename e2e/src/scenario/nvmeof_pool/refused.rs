@@ -1,4 +1,4 @@
-//! What is refused, with nothing written.
+//! Configurations that the server refuses without writing anything.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::lab::Lab;
 use crate::scenario::MIB;
 use crate::scenario::nvmeof::{FILE, FIRST, KEY, NQN, OTHER_KEY, TCP, UUID};
 
-/// NVMe's Set Features, Namespace Write Protection Config (NVMe Base 5.1.25.1.32): all hosts see it read-only.
+/// NVMe's Set Features, Namespace Write Protection Config (NVMe Base 5.1.25.1.32): all hosts see the namespace as read-only.
 pub(in crate::scenario) const WRITE_PROTECT: &str = "import fcntl, struct, sys
 f = open('/dev/' + sys.argv[1], 'rb')
 fcntl.ioctl(f, 0xc0484e41, struct.pack('<BBHIIIQQII6III', 9, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0x84, int(sys.argv[2]), 0, 0, 0, 0, 0, 0))";
@@ -23,7 +23,7 @@ pub(in crate::scenario) fn refusals(lab: &Lab) -> Result<String> {
     let target = fabric.target();
     let tried = Cell::new(0);
     let refused = |settings: Settings, says: &str| -> Result<()> {
-        // Any write to the file changes its times, and blocks that were not there.
+        // Any write to the file changes its times, and new blocks change their count.
         let state = || target.run(&format!("sync {FILE}; stat -c '%s %b %z %y' {FILE}"));
         let before = state()?;
         ended_with(&fabric, FIRST, settings, says)?;
@@ -35,10 +35,10 @@ pub(in crate::scenario) fn refusals(lab: &Lab) -> Result<String> {
     let format = || Settings { format: true, ..Settings::epoch(1) };
     let filled = |bytes: u64, fill: &str| renew(&fabric, "tcp", bytes, None, fill);
 
-    // What cannot be connected is tried for a while.
+    // The server retries for a while if it cannot connect.
     let soon = || Settings { connect_time_s: 5, ..format() };
     refused(Settings { nqn: format!("{NQN}-other"), ..soon() }, "the target has no subsystem of this name")?;
-    // Its host NQN is another one.
+    // This instance has a different host NQN.
     refused(Settings { instance: "lab-1".into(), ..soon() }, "the target does not allow this host")?;
     refused(Settings::epoch(1), "the namespace is blank: set pool.nvmeof.format = true")?;
     filled(64 * MIB, "true")?;
@@ -50,7 +50,7 @@ pub(in crate::scenario) fn refusals(lab: &Lab) -> Result<String> {
     filled(FILE_BYTES, &format!("mkfs.xfs -q -L forebay {FILE}"))?;
     refused(format(), "which is not that of this pool")?;
 
-    // Read-only from the first connect on.
+    // Read-only from the first connect.
     filled(FILE_BYTES, "true")?;
     let seen = fabric.seen(FIRST, 1, "tcp");
     fabric.connect(&seen)?;
@@ -66,7 +66,7 @@ pub(in crate::scenario) fn refusals(lab: &Lab) -> Result<String> {
     fabric.ask::<usize>(&seen, "nvmeof-disconnect")?;
     refused(format(), "the namespace is read-only")?;
 
-    // A copy of the namespace, with its UUID, that this host has connected before.
+    // A copy of the namespace, with its UUID, that this host has connected to before.
     filled(FILE_BYTES, "true")?;
     target.run(&format!(
         "cd /sys/kernel/config/nvmet; truncate -s 64M {FILE}-copy
@@ -85,7 +85,7 @@ pub(in crate::scenario) fn refusals(lab: &Lab) -> Result<String> {
     ))?;
     fabric.ask::<usize>(&seen, "nvmeof-disconnect")?;
 
-    // A pool that was ours and is damaged: its first group's free space, at the second sector.
+    // A damaged pool of ours: the free space of its first group, at the second sector.
     filled(FILE_BYTES, "true")?;
     let server = Server::start(&fabric, FIRST, format())?;
     server.stop()?;

@@ -1,4 +1,4 @@
-//! Made, served, left and taken again.
+//! A pool that is created, served, left and taken again.
 
 use std::time::Duration;
 
@@ -49,14 +49,14 @@ pub(in crate::scenario) fn served(lab: &Lab, transport: &'static str) -> Result<
     };
     verify(&mounted.at)?;
     if transport == "rdma" {
-        // RDMA all the way: from the client to the server, and from that to the target.
+        // RDMA on both legs: from the client to the server, and from the server to the target.
         let by_rdma = server.mount_by_rdma(&id)?;
         fio(&by_rdma.at)?;
         verify(&by_rdma.at)?;
         by_rdma.unmount()?;
     }
 
-    // An orderly end unmounts the pool and keeps the reservation: another instance's kernel may still want to write.
+    // A graceful end unmounts the pool and keeps the reservation: another instance's kernel may still have pending writes.
     mounted.unmount()?;
     server.stop()?;
     let left = server.node.run(&format!("grep -c ' {POOL} ' /proc/mounts || true"))?;
@@ -64,7 +64,7 @@ pub(in crate::scenario) fn served(lab: &Lab, transport: &'static str) -> Result<
     server.holds_the_reservation()?;
     drop(server);
 
-    // The same pool, without format; and once more after kill -9, which leaves mount and reservation.
+    // The same pool, without format; and once more after kill -9, which leaves mount and reservation behind.
     let server = Server::start(&fabric, FIRST, settings(1))?;
     server.holds_the_reservation()?;
     let mounted = server.mount(&id)?;
@@ -79,7 +79,7 @@ pub(in crate::scenario) fn served(lab: &Lab, transport: &'static str) -> Result<
     server.stop()?;
     drop(server);
 
-    // Elsewhere, by a later epoch; then the earlier one steps back, though no host holds the reservation.
+    // On the other host with a later epoch; then the earlier one steps back, although no host holds the reservation.
     let server = Server::start(&fabric, SECOND, Settings { dead_path: true, ..settings(2) })?;
     let mounted = server.mount(&id)?;
     verify(&mounted.at).context("on the other host")?;
@@ -103,7 +103,7 @@ pub(in crate::scenario) fn served(lab: &Lab, transport: &'static str) -> Result<
     Ok(format!("{by}; grown from {} to {} MiB while serving", grown.0 / MIB, grown.1 / MIB))
 }
 
-/// The target makes the namespace larger, and the pool follows by itself; its size before and after.
+/// The target grows the namespace, and the pool follows automatically. Returns its size before and after.
 pub(in crate::scenario) fn grows(server: &Server<'_>) -> Result<(u64, u64)> {
     let size = || -> Result<u64> {
         let space: Space = server.node.call("space", &POOL)?;

@@ -15,16 +15,16 @@ use crate::site::{ADMIN_SOCKET, POOL, SERVER_CONFIG};
 
 pub(in crate::scenario) const FILE_BYTES: u64 = 1 << 30;
 pub(in crate::scenario) const VOLUME_BYTES: u64 = 256 * MIB;
-/// As docs/reference/server.md has them.
+/// From docs/reference/server.md.
 pub(in crate::scenario) const EXIT_POOL: i32 = 4;
 pub(in crate::scenario) const EXIT_FENCED: i32 = 7;
-/// How long the reservation may go unconfirmed here.
+/// How long the reservation may stay unconfirmed here.
 pub(in crate::scenario) const LOSS_TIME_S: u64 = 60;
-/// As emulated guests on a busy machine keep it.
+/// A value that emulated guests on a busy machine can meet.
 pub(in crate::scenario) const KEEP_ALIVE_S: u64 = 30;
 /// What emulation may add to that.
 pub(in crate::scenario) const EMULATED_S: u64 = 25;
-/// Names a service of the lab's nodes.
+/// Name of the service on the lab's nodes.
 pub(in crate::scenario) const SERVICE: &str = "pool-server";
 pub(in crate::scenario) const SEED: u64 = 123;
 
@@ -37,12 +37,12 @@ pub(in crate::scenario) struct Settings {
     pub(in crate::scenario) transport: &'static str,
     pub(in crate::scenario) format: bool,
     pub(in crate::scenario) key: Option<&'static str>,
-    /// Key of TLS, and the version of its identity.
+    /// TLS key, and the version of its identity.
     pub(in crate::scenario) tls: Option<(&'static str, u8)>,
     pub(in crate::scenario) connect_time_s: u32,
-    /// A second path, where nothing listens.
+    /// Whether there is a second path to a port without a listener.
     pub(in crate::scenario) dead_path: bool,
-    /// What limits its volumes.
+    /// How its volumes are limited.
     pub(in crate::scenario) quota: &'static str,
 }
 
@@ -86,17 +86,17 @@ impl Settings {
     }
 }
 
-/// Port where nothing listens.
+/// A port without a listener.
 pub(in crate::scenario) const UNUSED_PORT: u16 = 4499;
 pub(in crate::scenario) const KEY_FILE: &str = "/etc/forebay/dhchap.key";
 pub(in crate::scenario) const PSK_FILE: &str = "/etc/forebay/tls.psk";
 
-/// Starts the server and notes its process number and what it ends with.
+/// Starts the server and records its PID and exit code.
 pub(in crate::scenario) const RUNNER: &str = "rm -f /run/pool-server.exit /run/pool-server.pid; \
      forebay-server run --config \"$1\" & echo $! > /run/pool-server.pid; \
      set +e; wait $!; echo $? > /run/pool-server.exit";
 
-/// A server of the pool on one of the hosts. Dropped, it is killed and what it left is unmounted.
+/// A server of the pool on one of the hosts. Dropping this kills it and unmounts what it left behind.
 pub(in crate::scenario) struct Server<'a> {
     pub(in crate::scenario) fabric: &'a Fabric<'a>,
     pub(in crate::scenario) node: &'a Node,
@@ -141,12 +141,12 @@ impl<'a> Server<'a> {
             .with_context(|| self.log().unwrap_or_default())
     }
 
-    /// All that it has said.
+    /// Its complete log.
     pub(in crate::scenario) fn log(&self) -> Result<String> {
         self.node.run(&format!("cat /var/log/{SERVICE}-runner.log"))
     }
 
-    /// What it ended with.
+    /// Its exit code.
     pub(in crate::scenario) fn exit(&self) -> Result<Option<i32>> {
         let text = self.node.run(&format!("cat /run/{SERVICE}.exit 2>/dev/null || true"))?;
         Ok(text.trim().parse().ok())
@@ -159,7 +159,7 @@ impl<'a> Server<'a> {
         self.exit()?.context("it has ended")
     }
 
-    /// SIGTERM, and a good end.
+    /// Sends SIGTERM and expects a clean exit.
     pub(in crate::scenario) fn stop(&self) -> Result<()> {
         ensure!(self.node.signal_service(SERVICE, "TERM")?, "the server was not running");
         let exit = self.wait_for_exit(Duration::from_secs(20))?;
@@ -167,7 +167,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// kill -9.
+    /// Sends SIGKILL.
     pub(in crate::scenario) fn kill(&self) -> Result<()> {
         ensure!(self.node.signal_service(SERVICE, "KILL")?, "the server was not running");
         self.wait_for_exit(Duration::from_secs(20)).map(drop)
@@ -177,7 +177,7 @@ impl<'a> Server<'a> {
         self.node.call::<Answer>("admin", &AdminCall { socket: ADMIN_SOCKET.into(), request })?.ok()
     }
 
-    /// A volume; its name is also its user's.
+    /// Creates a volume. Its name is also its user's name.
     pub(in crate::scenario) fn volume(&self, id: &str) -> Result<()> {
         let request = AdminRequest::CreateVolume {
             id: id.into(),
@@ -195,7 +195,7 @@ impl<'a> Server<'a> {
         self.mount_with(id, "tcp", &[])
     }
 
-    /// The client's mount of it by SMB Direct.
+    /// The client's mount of it over SMB Direct.
     pub(in crate::scenario) fn mount_by_rdma(&self, id: &str) -> Result<Mounted<'a>> {
         let mounted = self.mount_with(id, "rdma", &[("rdma", "")])?;
         let status = statuses(mounted.client)?;
@@ -223,7 +223,7 @@ impl<'a> Server<'a> {
         Ok(Mounted { client, at })
     }
 
-    /// Itself, as the crate of the fabric's hosts names it.
+    /// This server as the fabric's host library identifies it.
     pub(in crate::scenario) fn seen(&self) -> Seen {
         let Settings { epoch, transport, .. } = self.settings;
         self.fabric.seen(self.node.name(), epoch, transport)
@@ -235,7 +235,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Milliseconds from its first line to those that say these.
+    /// Milliseconds from its first log line to the lines with these texts.
     pub(in crate::scenario) fn times(&self, marks: &[&str]) -> Result<Vec<u64>> {
         let log = self.log()?;
         let first = log.lines().find_map(time_of_day_ms).context("no line has a time")?;
@@ -244,7 +244,7 @@ impl<'a> Server<'a> {
             .map(|mark| {
                 let line = log.lines().find(|line| line.contains(mark));
                 let at = line.and_then(time_of_day_ms).with_context(|| format!("no {mark:?} in {log}"))?;
-                // Past midnight.
+                // The clock may have passed midnight.
                 Ok((at + DAY_MS - first) % DAY_MS)
             })
             .collect()
@@ -263,7 +263,7 @@ impl Drop for Server<'_> {
 
 pub(in crate::scenario) const DAY_MS: u64 = 24 * 3600 * 1000;
 
-/// Of a line that begins with a time like `2026-11-22T13:17:32.123456Z`.
+/// Parses the time of day from a line that begins with a time like `2026-11-22T13:17:32.123456Z`.
 pub(in crate::scenario) fn time_of_day_ms(line: &str) -> Option<u64> {
     let (_, time) = line.split_whitespace().next()?.strip_suffix('Z')?.split_once('T')?;
     let mut fields = time.split(':');
@@ -276,7 +276,7 @@ pub(in crate::scenario) fn password(id: &str) -> String {
     format!("secret-of-{id}!")
 }
 
-/// A mount of the client's; dropped, it is unmounted, lazily where its server is gone.
+/// A client's mount. Unmounted when dropped, lazily if its server is gone.
 pub(in crate::scenario) struct Mounted<'a> {
     pub(in crate::scenario) client: &'a Node,
     pub(in crate::scenario) at: String,
@@ -306,7 +306,7 @@ pub(in crate::scenario) fn offered<'a>(lab: &'a Lab, transport: &str) -> Result<
     Ok(fabric)
 }
 
-/// Offers another namespace: this many bytes, filled by a script on the target.
+/// Offers another namespace with this many bytes, filled by a script on the target.
 pub(in crate::scenario) fn renew(
     fabric: &Fabric<'_>,
     transport: &str,
@@ -328,7 +328,7 @@ pub(in crate::scenario) fn renew(
     Ok(fabric.offer_to(hosts, ports)?.authentication)
 }
 
-/// Starts a server that does not come up; what it says must contain this.
+/// Starts a server that fails to come up. Its log must contain `says`.
 pub(in crate::scenario) fn ended_with(
     fabric: &Fabric<'_>,
     host: &str,

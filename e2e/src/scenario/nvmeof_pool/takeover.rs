@@ -1,4 +1,4 @@
-//! Taken over by another host, or by its own after a while without its target.
+//! A pool that is taken over by another host, or by its own host after a period without its target.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::scenario::crash::refused;
 use crate::scenario::nvmeof::{CLIENT, Cut, FIRST, SECOND, conflict};
 use crate::site::POOL;
 
-/// A node without power, until this is dropped.
+/// A node without power. Dropping this powers it on.
 pub(in crate::scenario) struct Off<'a>(&'a Lab, &'static str);
 
 impl<'a> Off<'a> {
@@ -29,7 +29,7 @@ impl Drop for Off<'_> {
     }
 }
 
-/// The client, to be rebooted when this is dropped: a hard mount of a server that is gone cannot be unmounted.
+/// The client. Dropping this reboots it: a hard mount cannot be unmounted when its server is gone.
 pub(in crate::scenario) struct Rebooted<'a>(pub(in crate::scenario) &'a Lab);
 
 impl Drop for Rebooted<'_> {
@@ -42,13 +42,13 @@ pub(in crate::scenario) fn synced(lines: &[String]) -> Vec<u64> {
     lines.iter().filter_map(|line| line.strip_prefix("synced ")?.parse().ok()).collect()
 }
 
-/// Writes that may fail while a server is away: the one that is under way, and those that are tried while nothing listens.
+/// Writes that may fail while a server is away: the one in flight, and those that are attempted while no server listens.
 const REFUSED_MAX: usize = 8;
 
-/// Files that are fsynced before the first server goes.
+/// Files that are fsynced before the first server is lost.
 pub(in crate::scenario) const FILES: usize = 20;
 
-/// What a takeover needs, by its parts, as the second server's log has it.
+/// The phases of a takeover, from the second server's log.
 pub(in crate::scenario) fn breakdown(server: &Server<'_>, mounted_ms: u128) -> Result<String> {
     let at = server.times(&["namespace found", "the reservation is ours", "its log replayed", " serving"])?;
     Ok(format!(
@@ -61,7 +61,7 @@ pub(in crate::scenario) fn breakdown(server: &Server<'_>, mounted_ms: u128) -> R
     ))
 }
 
-/// The files that were fsynced, as a client of this server and the server's own file system have them.
+/// Checks the fsynced files through a client of this server and in the server's own file system.
 pub(in crate::scenario) fn intact(
     server: &Server<'_>,
     id: &str,
@@ -88,7 +88,7 @@ pub(in crate::scenario) fn killed(lab: &Lab) -> Result<String> {
     let mut writer = mounted.client.spawn(&[GUEST_BINARY, "record-writes", &mounted.at, &seed])?;
     writer.wait_for("files are synced", Duration::from_secs(60), |lines| synced(lines).len() >= FILES)?;
 
-    // Nothing of it can be asked any more, not even to clean up.
+    // The node cannot run commands any more, not even to clean up.
     std::mem::forget(first);
     let off = Off::cut(lab, FIRST)?;
     let started = Instant::now();
@@ -106,8 +106,8 @@ pub(in crate::scenario) fn killed(lab: &Lab) -> Result<String> {
     let parts = breakdown(&second, took)?;
     say(&parts);
 
-    // The first one's node comes back, and its server steps back. The client is rebooted: where a node refuses connections,
-    // Linux tries a hard mount's writes again without a pause, and leaves an only processor to nothing else.
+    // The first host's node comes back, and its server steps back. The client is rebooted: if a node refuses connections,
+    // Linux retries a hard mount's writes without a pause, which starves everything else on a single processor.
     drop(writer);
     std::mem::forget((mounted, again));
     drop(client);
@@ -135,7 +135,7 @@ pub(in crate::scenario) fn cut_off(lab: &Lab) -> Result<String> {
 
     let cut = Cut::at(first.node, fabric.target().address())?;
     let started = Instant::now();
-    // Both at once: the second does not wait until the first has stopped.
+    // In parallel: the second does not wait until the first has stopped.
     let second = Server::start(&fabric, SECOND, Settings::epoch(2))?;
     let again = second.mount(id)?;
     let parts = breakdown(&second, started.elapsed().as_millis())?;
@@ -151,7 +151,8 @@ pub(in crate::scenario) fn cut_off(lab: &Lab) -> Result<String> {
     let numbers = synced(writer.lines());
     intact(&second, id, &numbers, &again)?;
 
-    // The network is back. The target refuses what the first host's kernel has left to write, and any other write from there.
+    // The network is back. The target refuses the pending writes of the first host's kernel, and any other write from that
+    // host.
     drop(cut);
     fabric.wait_for_paths(&first.seen(), 1)?;
     fabric.lost(&first.seen(), "Taken")?;
@@ -160,7 +161,7 @@ pub(in crate::scenario) fn cut_off(lab: &Lab) -> Result<String> {
     ensure!(late == conflict(), "late writes of the first host: {late:?}");
     let found = fabric.writers(end, 4)?;
     ensure!(found == [0; 4], "the target has blocks of {found:?}");
-    // A server there finds what its predecessor has left, ends it without writing, and steps back.
+    // A server on that host finds what its predecessor has left, ends it without writing, and steps back.
     let superseded = Server::begin(&fabric, FIRST, Settings::epoch(1))?;
     let exit = superseded.wait_for_exit(Duration::from_secs(60))?;
     let log = superseded.log()?;
@@ -173,7 +174,7 @@ pub(in crate::scenario) fn cut_off(lab: &Lab) -> Result<String> {
     let bytes = intact(&second, id, &numbers, &again)?;
     again.unmount()?;
 
-    // And back, by a later epoch, on the node with that history.
+    // Back again with a later epoch, on the node with that history.
     second.stop()?;
     drop(second);
     let third = Server::start(&fabric, FIRST, Settings::epoch(3))?;
@@ -189,7 +190,7 @@ pub(in crate::scenario) fn cut_off(lab: &Lab) -> Result<String> {
     ))
 }
 
-/// Longer than the file system endures, which is as long as I/O waits for a path.
+/// An outage longer than the file system tolerates, which is as long as I/O waits for a path.
 pub(in crate::scenario) fn away(lab: &Lab) -> Result<String> {
     let fabric = offered(lab, "tcp")?;
     let _client = Rebooted(lab);
@@ -212,7 +213,7 @@ pub(in crate::scenario) fn away(lab: &Lab) -> Result<String> {
     fabric.wait_for_paths(&first.seen(), 1)?;
     first.holds_the_reservation()?;
 
-    // It stays mounted, ended, for the next one to find.
+    // It stays mounted, but shut down, so that the next server finds it.
     std::mem::forget(first);
     let again = Server::start(&fabric, FIRST, Settings::epoch(1))?;
     let before = synced(writer.lines()).len();

@@ -1,4 +1,4 @@
-//! A pool over TLS: encrypted on the wire, and nothing without it.
+//! A pool over TLS: traffic is encrypted on the wire, and access without TLS is refused.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use super::server::*;
 use crate::lab::{Lab, Node};
 use crate::scenario::nvmeof::{CLIENT, FILE, FIRST, Fabric, NQN, SECOND, TCP, port};
 
-/// A key for SHA-256 and one for SHA-384, those of libnvme's tests.
+/// A key for SHA-256 and one for SHA-384, from libnvme's tests.
 const PSK: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 const LONG_PSK: &str =
     "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
-/// One that no other host has.
+/// A key that no other host has.
 const OTHER_PSK: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 
-/// Puts a key into the target's keyring: text, host NQN, subsystem NQN, version of the identity. By NVMe/TCP 3.6.1, and by
-/// nothing of ours.
+/// Puts a key into the target's keyring: text, host NQN, subsystem NQN, version of the identity. Implements NVMe/TCP 3.6.1
+/// without any of our code.
 const PUT_KEY: &str = r"import base64, hashlib, hmac, subprocess, sys
 text, host, subsystem, version = sys.argv[1:]
 _, number, key, _ = text.split(':')
@@ -36,8 +36,8 @@ if version == '1':
 psk = expand_label(retained, b'nvme-tls-psk', context)
 subprocess.run(['keyctl', 'padd', 'psk', identity, '%:.nvme'], input=psk, check=True, stdout=subprocess.DEVNULL)";
 
-/// Counts packets of a TCP port until a file is there: those with a text in them, those that begin with a record of TLS with
-/// application data, and all that carry something.
+/// Counts packets of a TCP port until a file exists: those that contain a given text, those that begin with a TLS record of
+/// application data, and all with a payload.
 const LISTEN: &str = r"import os, socket, sys
 port, marker, out = int(sys.argv[1]), sys.argv[2].encode(), sys.argv[3]
 s = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800))
@@ -57,7 +57,7 @@ while not os.path.exists(out + '.stop'):
 with open(out + '.new', 'w') as f: f.write(f'{text} {records} {full}')
 os.rename(out + '.new', out)";
 
-/// Prints a hash of all that is not zero in a sparse file, and of where it is. To read the holes, too, takes half a minute on an
+/// Prints a hash of all nonzero data in a sparse file and of its offsets. Reading the holes as well takes half a minute on an
 /// emulated guest.
 const CONTENTS: &str = r"import hashlib, os, sys
 piece, found, at = 1 << 16, hashlib.sha256(), 0
@@ -72,11 +72,11 @@ with open(sys.argv[1], 'rb') as file:
         at += piece
 print(found.hexdigest())";
 
-/// What is looked for on the wire.
+/// The text to search for on the wire.
 const MARKER: &str = "this-must-not-be-readable-on-the-wire";
 const HEARD: &str = "/run/heard";
 
-/// What came by the wire.
+/// The captured traffic.
 #[derive(Debug)]
 struct Heard {
     with_marker: u64,
@@ -84,18 +84,18 @@ struct Heard {
     packets: u64,
 }
 
-/// tlshd on a node; dropped, it ends, and the node has no keys any more.
+/// tlshd on a node. Dropping this ends it and removes all keys from the node.
 struct Tlshd<'a> {
     node: &'a Node,
 }
 
 impl<'a> Tlshd<'a> {
     fn start(node: &'a Node) -> Result<Self> {
-        // What it says goes to stderr.
+        // Logs to stderr.
         node.start_service("tlshd", &["/usr/sbin/tlshd", "-s"])?;
         let tlshd = Self { node };
         node.wait_until("tlshd listens", Duration::from_secs(10), || {
-            // Its socket of generic netlink; the kernel's own has no port.
+            // Its generic netlink socket; the kernel's own has no port.
             let listens = node.run("awk '$2 == 16 && $3 != 0' /proc/net/netlink")?;
             Ok(!listens.is_empty())
         })
@@ -117,7 +117,7 @@ impl Drop for Tlshd<'_> {
     }
 }
 
-/// Counts what comes by the wire while something is done.
+/// Counts the packets on the wire during `act`.
 fn heard(fabric: &Fabric<'_>, act: impl FnOnce() -> Result<()>) -> Result<Heard> {
     let target = fabric.target();
     target.run(&format!("rm -f {HEARD} {HEARD}.stop {HEARD}.ready"))?;
@@ -154,7 +154,7 @@ pub(super) fn encrypted(lab: &Lab) -> Result<String> {
         Ok(())
     };
 
-    // In the clear first: what is looked for on the wire is found there.
+    // In the clear first, to prove that the search finds the text on the wire.
     let server = Server::start(&fabric, FIRST, Settings { format: true, ..settings(None) })?;
     server.volume("tls")?;
     let mounted = server.mount("tls")?;
@@ -164,7 +164,7 @@ pub(super) fn encrypted(lab: &Lab) -> Result<String> {
     server.stop()?;
     drop(server);
 
-    // The same namespace at a port that takes TLS only.
+    // The same namespace at a port that accepts only TLS.
     fabric.ask::<usize>(&fabric.seen(FIRST, 1, "tcp"), "nvmeof-disconnect")?;
     target.call::<()>("nvmet-withdraw", &())?;
     for node in [target, host] {
@@ -202,7 +202,7 @@ pub(super) fn encrypted(lab: &Lab) -> Result<String> {
     let at_host = Tlshd::start(host)?;
     refused(None, "the target closed the connection while we connected")?;
     refused(Some((OTHER_PSK, 1)), "the TLS handshake failed")?;
-    // The target has the key by the other identity only.
+    // The target has the key only under the other identity.
     refused(Some((PSK, 0)), "the TLS handshake failed")?;
 
     let serial = || -> Result<String> {
@@ -220,7 +220,7 @@ pub(super) fn encrypted(lab: &Lab) -> Result<String> {
     let sealed = heard(&fabric, || write(&mounted.at, "sealed"))?;
     ensure!(sealed.with_marker == 0 && sealed.records > 0, "over TLS: {sealed:?}");
     verify(&mounted.at, &["clear", "sealed"])?;
-    // Connected again by the kernel alone.
+    // Reconnected by the kernel alone.
     host.run("for c in /sys/class/nvme/nvme*; do echo 1 > $c/reset_controller; done")?;
     host.wait_until("the path is back", Duration::from_secs(30), || {
         Ok(host.run("cat /sys/class/nvme/nvme*/state")? == "live")
@@ -232,7 +232,7 @@ pub(super) fn encrypted(lab: &Lab) -> Result<String> {
     server.stop()?;
     drop(server);
 
-    // Another key, while the path of the one before is still there; then the other version.
+    // Another key, while the path with the previous one still exists; then the other version.
     put_key(LONG_PSK, "1")?;
     put_key(PSK, "0")?;
     let mut before = first;
@@ -248,7 +248,7 @@ pub(super) fn encrypted(lab: &Lab) -> Result<String> {
         before = now;
     }
 
-    // No program at the target does the handshake.
+    // No program on the target performs the handshake.
     fabric.ask::<usize>(&fabric.seen(FIRST, 1, "tcp"), "nvmeof-disconnect")?;
     at_target.stop()?;
     refused(Some((PSK, 1)), "the TLS handshake")?;
