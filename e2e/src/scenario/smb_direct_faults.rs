@@ -202,8 +202,8 @@ impl Lost {
 struct Stood {
     /// Number of complete passes of writing and verifying.
     passes: usize,
-    /// How often its own device gave up its connection.
-    given_up: u64,
+    /// How often its client reconnected: at most as often as its own device gave up the connection.
+    reconnects: u64,
 }
 
 /// What both ends report about the client's connection, and the retry counters of their devices.
@@ -257,7 +257,7 @@ impl<'a> Bystander<'a> {
         }
         is_over_smb_direct(site, client, &ROCE)?;
         self.mounted.unmount()?;
-        Ok(Stood { passes, given_up: lost })
+        Ok(Stood { passes, reconnects: lost })
     }
 }
 
@@ -333,7 +333,7 @@ fn faults(site: &Site) -> Result<String> {
         Ok(metric(site, "forebay_buffer_bytes")? == 0)
     })?;
     site.delete(&volume)?;
-    let again = match first.given_up + second.given_up {
+    let again = match first.reconnects + second.reconnects {
         0 => String::new(),
         times => format!(", and its device gave the connection up {times} times"),
     };
