@@ -87,8 +87,8 @@ pub(crate) enum Command {
     Resume(OneCluster),
     /// Let instances continue with pools that have a later epoch than Kubernetes has on record, because the record was lost.
     ///
-    /// A pool and its reservation keep the epoch in which they were last used. A server with an earlier epoch gives up (exit
-    /// code 4). This command reads the epochs that such servers found, and records the next one. An epoch is never lowered.
+    /// A pool and its reservation keep the epoch in which they were last used. A server with an earlier epoch exits with code
+    /// 4. This command reads the epochs that such servers found, and records the next one. An epoch is never lowered.
     Adopt(Adopt),
     /// Print a completion script for a shell.
     ///

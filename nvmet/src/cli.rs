@@ -149,7 +149,7 @@ fn check(config: &Config) -> anyhow::Result<bool> {
             let shown = match (&ground.there, forgets(namespace, ground)) {
                 (There::Unfit(why), _) => Err(why.clone()),
                 (_, Some(why)) => Err(why),
-                (There::ToMake, _) => Ok("the file will be made".into()),
+                (There::ToMake, _) => Ok("the file will be created".into()),
                 (There::Offered { bytes }, _) => Ok(format!("offered, {bytes} bytes")),
                 (There::Fit { bytes, .. }, _) => Ok(format!("can be offered, {bytes} bytes")),
             };
@@ -158,7 +158,7 @@ fn check(config: &Config) -> anyhow::Result<bool> {
             lines += &format!("namespace {id} of {nqn}: {shown}\n");
         }
     }
-    print(&format!("{lines}{}\n", if right { "right" } else { "not all can be offered" }))?;
+    print(&format!("{lines}{}\n", if right { "valid" } else { "not everything can be offered" }))?;
     Ok(right)
 }
 
