@@ -115,7 +115,8 @@ impl InstanceSection {
         if !self.name.is_empty() && !is_label(&self.name) {
             return wrong(
                 "name",
-                "must be 1 to 63 characters from a-z, 0-9 and '-', and begin and end with a letter or digit".to_owned(),
+                "must be 1 to 63 characters from a-z, 0-9 and '-', and begin and end with a letter or digit"
+                    .to_owned(),
             );
         }
         if self.cluster_uid.len() > CLUSTER_UID_BYTES_MAX || self.cluster_uid.chars().any(char::is_control) {
@@ -202,7 +203,10 @@ mod tests {
         assert!(error("interface = \"eth1\"\n").contains("instance.interface: needs instance.addresses"));
         assert!(error("addresses = [\"10.0.0.1/24\"]\ninterface = \"a/b\"\n").starts_with("server.toml:4: "));
         let listened = error("addresses = [\"10.0.0.1/24\"]\n[server]\nlisten = [\"10.0.0.1:445\"]\n");
-        assert!(listened.starts_with("server.toml:5: server.listen: 10.0.0.1 is assigned only while"), "{listened}");
+        assert!(
+            listened.starts_with("server.toml:5: server.listen: 10.0.0.1 is assigned only while"),
+            "{listened}"
+        );
         let nameless =
             Config::parse("server.toml", &format!("[instance]\naddresses = [\"10.0.0.1/24\"]\n{POOL}"));
         assert!(nameless.expect_err("it has no name").to_string().contains("needs instance.name"));

@@ -209,10 +209,7 @@ impl NvmeofSection {
         let wrong = |key, message: &str| Err((key, message.to_owned()));
         // These two determine which instance may take over the namespace.
         if instance.name.is_empty() {
-            return wrong(
-                "nqn",
-                "a pool on a namespace needs instance.name, which owns its reservation",
-            );
+            return wrong("nqn", "a pool on a namespace needs instance.name, which owns its reservation");
         }
         if u32::try_from(instance.epoch).map_or(true, |epoch| epoch == 0) {
             return wrong("nqn", "a pool on a namespace needs instance.epoch, from 1 to 4294967295");
