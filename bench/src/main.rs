@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// Measures Forebay's server beside Samba, on the same machine, the same file system and with the same client.
+/// Compares Forebay's server with Samba, on the same machine, the same file system and with the same client.
 ///
 /// The client is Samba's own smbtorture from the lab's cached root file system (`forebay-lab prepare` makes it), so
 /// this needs root, as the lab's root-exec does.
@@ -35,34 +35,34 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Large reads out of the page cache: GB/s, and the CPU-seconds that the server spends per GB.
+    /// Large reads from the page cache: GB/s, and CPU-seconds of the server per GB.
     Read(ReadArguments),
     /// Load from our own client: reads, writes, whole files, metadata; GB/s, operations/s, latency, CPU time, memory.
     Load(load::LoadArguments),
-    /// Every workload that has a target, beside Samba and floors: results, plots, and a table of ratios beside targets.
+    /// Every workload that has a target, compared with Samba and floors: results, plots, and a table of ratios and targets.
     Suite(suite::SuiteArguments),
     /// Draw results of `load --json` or `suite` as SVG.
     Plot(plot::PlotArguments),
-    /// Instructions of codec and protocol core for each operation, counted by callgrind and held against recorded counts.
+    /// Instructions of the codec and the protocol core per operation, counted by callgrind and compared with recorded counts.
     ///
-    /// Needs valgrind, and a release build of the whole workspace as ./test makes it.
+    /// Needs valgrind, and a release build of the whole workspace, as built by ./test.
     Instructions(instructions::InstructionsArguments),
-    /// System calls of the server for each operation, by their names, and how often it waits for a lock.
+    /// System calls of the server per operation, by name, and how often it waits for a lock.
     ///
     /// Needs root, and perf (package linux-perf) or strace.
     Syscalls(syscalls::SyscallsArguments),
-    /// What `instructions` counts.
+    /// The program that `instructions` measures.
     #[command(hide = true)]
     CountedWork {
         /// The operation.
         operation: instructions::Operation,
-        /// How often.
+        /// Number of times.
         count: u64,
     },
-    /// A floor of the load, in a process of its own so that its CPU time is counted separately.
+    /// A floor of the load, in a separate process so that its CPU time is counted separately.
     #[command(hide = true)]
     FloorServer {
-        /// What it is made for.
+        /// Which operation it answers, and how.
         #[arg(long)]
         means: load::Means,
         /// The usual payload.
@@ -71,14 +71,14 @@ enum Command {
         /// How many files it serves.
         #[arg(long)]
         files: usize,
-        /// Where they lie.
+        /// The folder of the files.
         #[arg(long)]
         folder: PathBuf,
     },
-    /// The server of the bare loops, in a process of its own so that its CPU time is counted separately.
+    /// The server of the bare loops, in a separate process so that its CPU time is counted separately.
     #[command(hide = true)]
     BareServer {
-        /// What to send with.
+        /// How to send.
         #[arg(long)]
         means: bare::Means,
         /// Bytes per answer.
@@ -95,13 +95,13 @@ enum Command {
 pub(crate) enum Contestant {
     /// forebay-server.
     Forebay,
-    /// Samba as it comes: asynchronous reads in its thread pool, then a send.
+    /// Samba with default settings: asynchronous reads in its thread pool, then a send.
     Samba,
     /// Samba with `use sendfile = yes`.
     SambaSendfile,
     /// Samba with its io_uring module.
     SambaUring,
-    /// No SMB at all: sendfile over loopback TCP, the least that serving these bytes can cost.
+    /// No SMB at all: sendfile over loopback TCP, the lower bound of the cost of serving these bytes.
     BareSendfile,
     /// No SMB at all: read into one buffer and send, over loopback TCP.
     BareRead,
@@ -134,10 +134,10 @@ pub(crate) struct CommonArguments {
     /// TOML lines for the `[server]` section of forebay-server's configuration, to compare settings.
     #[arg(long, value_name = "TOML", default_value = "")]
     server_option: String,
-    /// Where the files that are read lie; they stay in the page cache.
+    /// Folder of the files to read; they stay in the page cache.
     #[arg(long, value_name = "FOLDER", default_value = "/var/tmp")]
     dir: PathBuf,
-    /// Priority of servers and client alike, as in nice(1): below 0 keeps a busy machine's other work out of the
+    /// Priority of both servers and client, as in nice(1): below 0, other work on a busy machine does not disturb the
     /// measurement.
     #[arg(long, default_value_t = 0, allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-20..=19))]
     nice: i32,
@@ -148,7 +148,7 @@ pub(crate) struct CommonArguments {
 
 #[derive(Args)]
 pub(crate) struct ReadArguments {
-    /// How often each server is measured; they take turns.
+    /// Number of runs of each server; the servers take turns.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
     /// Bytes per READ; K and M are powers of two.
@@ -173,7 +173,7 @@ pub(crate) struct ReadArguments {
     servers: Vec<Contestant>,
     #[command(flatten)]
     common: CommonArguments,
-    /// End with status 1 when Forebay's median GB/s is below that of any Samba measured, or its CPU time per GB above.
+    /// Exit with status 1 if Forebay's median GB/s is below that of any measured Samba, or its CPU time per GB is above.
     #[arg(long)]
     require_parity: bool,
 }

@@ -14,7 +14,7 @@ use svg::{Chart, Row, Section};
 
 #[derive(Args)]
 pub(crate) struct PlotArguments {
-    /// Results that `load --json` or `suite` has written.
+    /// Results written by `load --json` or `suite`.
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The folder for the plots.

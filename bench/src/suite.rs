@@ -24,20 +24,20 @@ pub(crate) struct SuiteArguments {
     /// The folder for the results: a JSON file for each workload, plots, and results.md.
     #[arg(long, value_name = "FOLDER", default_value = "results")]
     out: PathBuf,
-    /// How often each server is measured; they take turns. Workloads without a target are measured three times at most,
-    /// memory once.
+    /// Number of runs of each server; the servers take turns. Workloads without a target are run at most three times, memory
+    /// once.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: u32,
     /// Seconds of each run.
     #[arg(long, default_value_t = 1.5, value_parser = load::parse_seconds)]
     time: f64,
-    /// See whether everything works: one short run of each server, one Samba, small sizes. The figures mean little.
+    /// Smoke test: one short run of each server, one Samba, small sizes. The figures are not meaningful.
     #[arg(long, conflicts_with_all = ["runs", "time"])]
     quick: bool,
     /// Only the cases with these names, such as read-1m-c8; --list shows them.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
-    /// Show the names of the cases, and end.
+    /// List the names of the cases and exit.
     #[arg(long)]
     list: bool,
     /// The forebay-server binary; a release build.
@@ -46,10 +46,10 @@ pub(crate) struct SuiteArguments {
     /// TOML lines for the `[server]` section of forebay-server's configuration.
     #[arg(long, value_name = "TOML", default_value = "")]
     server_option: String,
-    /// Where the files that are served lie. The targets are for tmpfs.
+    /// Folder of the files to serve. The targets are for tmpfs.
     #[arg(long, value_name = "FOLDER", default_value = "/dev/shm")]
     dir: PathBuf,
-    /// Priority of servers and client alike, as in nice(1).
+    /// Priority of both servers and client, as in nice(1).
     #[arg(long, default_value_t = 0, allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-20..=19))]
     nice: i32,
 }

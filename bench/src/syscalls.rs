@@ -41,13 +41,14 @@ pub(crate) struct SyscallsArguments {
     /// TOML lines for the `[server]` section of forebay-server's configuration, to compare settings.
     #[arg(long, value_name = "TOML", default_value = "")]
     server_option: String,
-    /// Where the server's files lie. Elsewhere than on tmpfs other calls may be made.
+    /// Folder of the server's files. On a file system other than tmpfs, the server may make other calls.
     #[arg(long, value_name = "FOLDER", default_value = "/dev/shm")]
     dir: PathBuf,
-    /// What counts. perf leaves the server alone; strace stops it at each call, and the slower server makes fewer of them.
+    /// What counts the calls. perf does not disturb the server; strace stops it at each call, and the slower server makes
+    /// fewer of them.
     #[arg(long, value_enum, default_value = "perf")]
     with: Counter,
-    /// Connections of the client, each with a thread and a session of its own.
+    /// Connections of the client, each with its own thread and session.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     connections: u32,
     /// Operations in flight on each connection; the default depends on the workload.
@@ -59,10 +60,10 @@ pub(crate) struct SyscallsArguments {
     /// Count only in these workloads.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "NAME")]
     only: Vec<Name>,
-    /// End with status 1 if READs or WRITEs make calls of futex(2): a lock was taken by another, or a thread was woken.
+    /// Exit with status 1 if READs or WRITEs call futex(2): a lock was held by another thread, or a thread was woken.
     #[arg(long)]
     require_no_futex: bool,
-    /// End with status 1 if the server makes a system call that this seccomp profile does not allow.
+    /// Exit with status 1 if the server makes a system call that this seccomp profile does not allow.
     #[arg(long, value_name = "FILE")]
     allowed: Option<PathBuf>,
     /// Also write all counts here, as JSON.
@@ -88,13 +89,13 @@ enum Name {
     /// READs of 64 KiB in order.
     #[value(name = "read-64k")]
     Read64k,
-    /// READs of 4 KiB at random places.
+    /// READs of 4 KiB at random offsets.
     #[value(name = "randread-4k")]
     RandRead4k,
     /// WRITEs of 1 MiB in order.
     #[value(name = "write-1m")]
     Write1m,
-    /// WRITEs of 4 KiB at random places.
+    /// WRITEs of 4 KiB at random offsets.
     #[value(name = "randwrite-4k")]
     RandWrite4k,
     /// Open, read and close files of 323 KB.

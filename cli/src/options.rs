@@ -15,83 +15,85 @@ pub(crate) const NAMESPACE: &str = "forebay-system";
 /// Overrides the default namespace for every call.
 pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
 
-/// What Forebay is doing in a Kubernetes cluster, and what stands in its way.
+/// Shows the state of Forebay in a Kubernetes cluster, and finds problems.
 ///
-/// In your PATH it is `kubectl forebay`. It works with your rights. Only `pause`, `resume` and `adopt` change something.
+/// In your PATH it is available as `kubectl forebay`. It uses your permissions. Only `pause`, `resume` and `adopt` change
+/// anything.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-forebay", bin_name = "kubectl forebay", version, max_term_width = 100)]
 #[command(after_help = "Examples:
   kubectl forebay status                       # clusters, instances, nodes and volumes
-  kubectl forebay status -A -o wide            # of every namespace, with everything
+  kubectl forebay status -A -o wide            # all namespaces, all columns
   kubectl forebay status -o json | jq .instances
   kubectl forebay doctor                       # problems, evidence and fixes
-  kubectl forebay doctor --all                 # and what was found right
+  kubectl forebay doctor --all                 # passed checks, too
   kubectl forebay top                          # the busiest volumes now
   kubectl forebay who team/data                # the pods that use a claim
   kubectl forebay bundle                       # a support bundle, without secrets
-  kubectl forebay pause main                   # the operator changes nothing, for maintenance
-  kubectl forebay adopt main --dry-run         # pools, after Kubernetes lost its state
+  kubectl forebay pause main                   # stop the operator's changes, for maintenance
+  kubectl forebay adopt main --dry-run         # which pools, after Kubernetes lost its state
 
 Exit codes: 0 all is well; 1 something is not ready (status) or an error was found (doctor); 2 the state is unknown.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
 
-    /// Colours: on a terminal, always, or never. NO_COLOR is respected.
+    /// When to use colours. NO_COLOR is respected.
     #[arg(long, value_enum, default_value = "auto", global = true, value_name = "WHEN")]
     pub(crate) color: Color,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show StorageClusters, instances, nodes and volumes. Exit code 1 where one is not ready.
+    /// Show StorageClusters, instances, nodes and volumes. Exit code 1 if one is not ready.
     Status {
         #[command(flatten)]
         connection: Connection,
 
-        /// How to show it.
+        /// Output format.
         #[arg(short, long, value_enum, default_value = "table")]
         output: Format,
     },
-    /// Look at the cluster and every node for what keeps Forebay from working, and say how to fix it. Exit code 1
-    /// where an error is found.
+    /// Check the cluster and every node for problems that keep Forebay from working, and show how to fix them. Exit code 1 if
+    /// an error is found.
     Doctor {
         #[command(flatten)]
         connection: Connection,
 
-        /// How to show it.
+        /// Output format.
         #[arg(short, long, value_enum, default_value = "text")]
         output: doctor::Format,
 
-        /// Show what is right, too.
+        /// Show passed checks, too.
         #[arg(long)]
         all: bool,
     },
-    /// Show what volumes are used for now, the busiest first: throughput, operations, latency, clients.
+    /// Show the current load on volumes, the busiest first: throughput, operations, latency, clients.
     ///
-    /// All servers are asked for their metrics twice, through the API server's proxy, which takes the right to get pods/proxy.
+    /// Reads the metrics of all servers twice, through the API server's proxy. This needs permission to get pods/proxy.
     Top(Top),
-    /// Show the pods that use a claim, and the sessions and open files that its server sees.
+    /// Show the pods that use a claim, and its sessions and open files on its server.
     Who(Who),
     /// Write a support bundle: status, objects, metrics and logs of Forebay in one archive, without secrets.
     ///
-    /// Secrets are not read. What your rights do not allow is left out and listed in the archive. You need the rights to list the
-    /// objects and to get pods/log and pods/proxy.
+    /// Secrets are not read. Anything that you have no permission to read is left out and listed in the archive. You need
+    /// permission to list the objects and to get pods/log and pods/proxy.
     Bundle(Bundle),
-    /// Stop the operator from changing anything of a StorageCluster. Servers go on.
+    /// Stop the operator from changing anything in a StorageCluster. Servers continue to run.
     ///
-    /// For maintenance: nodes can be restarted without a failover, objects can be changed by hand. Sets spec.paused.
+    /// For maintenance: nodes can be restarted without a failover, and objects can be changed by hand. Sets spec.paused.
     Pause(OneCluster),
-    /// Let the operator work on a StorageCluster again.
+    /// Let the operator manage a StorageCluster again.
     Resume(OneCluster),
-    /// Let instances go on with pools that know a later epoch than Kubernetes does, because its record was lost.
+    /// Let instances continue with pools that have a later epoch than Kubernetes has on record, because the record was lost.
     ///
-    /// A pool and its reservation keep the epoch in which they were used last. A server with an earlier one steps back (exit code
-    /// 4). This reads what such servers found, and records the next epoch. It only ever goes up.
+    /// A pool and its reservation keep the epoch in which they were last used. A server with an earlier epoch exits with code
+    /// 4. This command reads the epochs that such servers found, and records the next one. An epoch is never lowered.
     Adopt(Adopt),
     /// Print a completion script for a shell.
     ///
-    /// For `kubectl forebay` link this program as kubectl_complete-forebay into your PATH instead: kubectl's own completion uses it.
+    /// For `kubectl forebay`, link this program into your PATH as kubectl_complete-forebay instead: kubectl's own completion
+    /// uses it.
     Completions {
         /// The shell.
         shell: Shell,
@@ -100,19 +102,19 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct Top {
-    /// Seconds between the two times that servers are asked.
+    /// Seconds between the two readings of the metrics.
     #[arg(short, long, default_value_t = 5, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=300))]
     pub(crate) interval: u64,
 
-    /// What decides the order.
+    /// Sort order.
     #[arg(long, value_enum, default_value = "throughput")]
     pub(crate) sort: Sort,
 
-    /// Volumes in the table; 0: all of them. `-o json` always has all.
+    /// Number of volumes in the table; 0: all. `-o json` always includes all.
     #[arg(long, default_value_t = VOLUMES_SHOWN, value_name = "NUMBER")]
     pub(crate) limit: usize,
 
-    /// How to show it.
+    /// Output format.
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Format,
 
@@ -126,7 +128,7 @@ pub(crate) struct Who {
     #[arg(value_name = "NAMESPACE/CLAIM")]
     pub(crate) claim: String,
 
-    /// How to show it.
+    /// Output format.
     #[arg(short, long, value_enum, default_value = "table")]
     pub(crate) output: Format,
 
@@ -136,11 +138,11 @@ pub(crate) struct Who {
 
 #[derive(Debug, Args)]
 pub(crate) struct Bundle {
-    /// The archive to write; it must not be there yet. Default: forebay-bundle-TIME.tar.gz in the current folder.
+    /// The archive to write; the file must not exist yet. Default: forebay-bundle-TIME.tar.gz in the current folder.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
 
-    /// Lines of each container's log, from its end.
+    /// Number of lines from the end of each container's log.
     #[arg(long, default_value_t = BUNDLE_LOG_LINES, value_name = "NUMBER", value_parser = clap::value_parser!(i64).range(1..))]
     pub(crate) log_lines: i64,
 
@@ -168,15 +170,16 @@ pub(crate) struct Adopt {
     #[arg(long, value_name = "INSTANCE")]
     pub(crate) instance: Option<String>,
 
-    /// Go on in this epoch, instead of the one after what the server found. Lower ones than Kubernetes knows are not taken.
+    /// Continue in this epoch, instead of the one after the epoch that the server found. It must not be lower than the epoch
+    /// that Kubernetes has on record.
     #[arg(long, value_name = "NUMBER", requires = "instance", value_parser = clap::value_parser!(u64).range(1..=EPOCH_MAX))]
     pub(crate) epoch: Option<u64>,
 
-    /// Say what would be recorded, and record nothing.
+    /// Show what would be recorded, without recording it.
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(short, long)]
     pub(crate) yes: bool,
 
@@ -186,7 +189,8 @@ pub(crate) struct Adopt {
 
 #[derive(Debug, Args)]
 pub(crate) struct Connection {
-    /// The namespace that Forebay runs in. Default: $FOREBAY_NAMESPACE, else forebay-system, or in a pod the pod's own.
+    /// The namespace that Forebay runs in. Default: $FOREBAY_NAMESPACE, else the pod's own namespace if run in a pod, else
+    /// forebay-system.
     // Not with clap's `env`: a variable would then conflict with -A as the option does.
     #[arg(short, long, value_name = "NAMESPACE")]
     pub(crate) namespace: Option<String>,
@@ -195,7 +199,7 @@ pub(crate) struct Connection {
     #[arg(short = 'A', long, conflicts_with = "namespace")]
     pub(crate) all_namespaces: bool,
 
-    /// The kubeconfig file. Default: as kubectl finds it, or the pod's service account.
+    /// The kubeconfig file. Default: the one that kubectl uses, or the pod's service account.
     #[arg(long, value_name = "FILE")]
     pub(crate) kubeconfig: Option<PathBuf>,
 
@@ -220,7 +224,7 @@ impl Connection {
 pub(crate) enum Format {
     /// A table for people.
     Table,
-    /// The table with everything.
+    /// A table with all columns.
     Wide,
     /// For programs.
     Json,

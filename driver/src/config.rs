@@ -12,8 +12,8 @@ const NODE_ID_BYTES_MAX: usize = 256;
 
 /// The Forebay CSI driver.
 ///
-/// The controller makes, expands and deletes volumes on a Forebay server; it runs once. The node mounts them
-/// with the kernel's SMB client; it runs on every node, as root and in the host's network namespace.
+/// The controller creates, expands and deletes volumes on a Forebay server; only one runs. The node service mounts them with
+/// the kernel's SMB client; it runs on every node, as root and in the host's network namespace.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100, args_conflicts_with_subcommands = true)]
 #[command(after_help = "Examples:
@@ -25,7 +25,7 @@ const NODE_ID_BYTES_MAX: usize = 256;
   forebay-csi rotate-credentials --all --older-than 30d
   forebay-csi completions bash > /etc/bash_completion.d/forebay-csi
 
-Signals: SIGTERM and SIGINT end the driver when the calls under way have ended.")]
+Signals: SIGTERM and SIGINT stop the driver after the calls in progress have finished.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
@@ -41,10 +41,11 @@ pub(crate) enum Command {
         /// The shell.
         shell: Shell,
     },
-    /// Give volumes another password, in Kubernetes: on their servers, and in their Secrets.
+    /// Replace the passwords of volumes, on their servers and in their Kubernetes Secrets.
     ///
-    /// Mounts get it within minutes (Linux 6.9 or newer; other nodes' pods must be recreated). The old password stays good until the
-    /// next rotation. Where the Secret is lost, it is made again. Runs where the controller does, with its rights.
+    /// Mounts receive the new password within minutes (Linux 6.9 or newer; on other nodes, pods must be recreated). The old
+    /// password stays valid until the next rotation. A Secret that was lost is created again. Runs where the controller runs,
+    /// with its permissions.
     RotateCredentials(RotateCredentials),
 }
 
@@ -58,7 +59,7 @@ pub(crate) struct RotateCredentials {
     #[arg(long, conflicts_with = "volume_ids")]
     pub(crate) all: bool,
 
-    /// Of them, those with a password that is at least so old, such as 12h or 30d; an hour at least.
+    /// Only those with a password that is at least this old, such as 12h or 30d; at least 1h.
     #[arg(long, requires = "all", value_parser = age, value_name = "AGE")]
     pub(crate) older_than: Option<Duration>,
 
@@ -69,15 +70,15 @@ pub(crate) struct RotateCredentials {
 
 #[derive(Debug, Args)]
 pub(crate) struct Config {
-    /// Which CSI services to offer beside Identity.
+    /// Which CSI services to offer in addition to Identity.
     #[arg(long, value_enum, env = "FOREBAY_CSI_MODE", default_value = "all")]
     pub(crate) mode: Mode,
 
-    /// The unix socket to serve CSI on. A stale one is replaced; only this user can connect.
+    /// The unix socket to serve CSI on. A stale socket is replaced; only this user can connect.
     #[arg(long, env = "CSI_ENDPOINT", value_parser = unix_socket, default_value = "unix:///run/forebay/csi.sock")]
     pub(crate) endpoint: PathBuf,
 
-    /// The unix socket of the server's admin API. Needed by the controller.
+    /// The unix socket of the server's admin API. Required for the controller.
     #[arg(
         long,
         env = "FOREBAY_ADMIN_ENDPOINT",
@@ -87,21 +88,21 @@ pub(crate) struct Config {
     )]
     pub(crate) admin_endpoint: PathBuf,
 
-    /// Work in a Kubernetes cluster: servers are the instances of StorageClusters, the controller places volumes on
-    /// them and keeps their credentials as Secrets, the node looks up where they are. Without it there is one
-    /// server, at --admin-endpoint. Finds the API server as kubectl does, or by the pod's service account.
+    /// Run in a Kubernetes cluster: the servers are the instances of StorageClusters, the controller places volumes on them
+    /// and keeps their credentials in Secrets, and the node service looks up where they run. Without this option there is one
+    /// server, at --admin-endpoint. Finds the API server as kubectl does, or with the pod's service account.
     #[arg(long, env = "FOREBAY_KUBERNETES")]
     pub(crate) kubernetes: bool,
 
-    /// The namespace of the StorageClusters and of the volumes' Secrets: the one that Forebay runs in.
+    /// The namespace that Forebay runs in, which holds the StorageClusters and the volumes' Secrets.
     #[arg(long, env = "POD_NAMESPACE", default_value = "forebay-system")]
     pub(crate) namespace: String,
 
-    /// The node's name as the orchestrator knows it. Needed by the node.
+    /// The node's name in the orchestrator. Required for the node service.
     #[arg(long, env = "FOREBAY_NODE_ID", value_parser = node_id)]
     pub(crate) node_id: Option<String>,
 
-    /// The kubelet's folder for sockets of plugins that want to be registered, which a node does with --kubernetes.
+    /// The kubelet's folder for registration sockets of plugins. With --kubernetes, the node service registers there.
     #[arg(
         long,
         env = "FOREBAY_PLUGINS_REGISTRY",
@@ -110,8 +111,8 @@ pub(crate) struct Config {
     )]
     pub(crate) plugins_registry: PathBuf,
 
-    /// The kubelet's folder for device plugins, by which a node with --kubernetes offers its RDMA devices to containers
-    /// that ask for storage.forebay.io/rdma. Without the folder they are not offered.
+    /// The kubelet's folder for device plugins. With --kubernetes, the node service uses it to offer RDMA devices to
+    /// containers that request storage.forebay.io/rdma. If the folder does not exist, they are not offered.
     #[arg(
         long,
         env = "FOREBAY_DEVICE_PLUGINS",
@@ -120,26 +121,26 @@ pub(crate) struct Config {
     )]
     pub(crate) device_plugins: PathBuf,
 
-    /// Where the host's /sys, /proc, /lib/modules and /etc/os-release are, from which a node with --kubernetes publishes
-    /// what it has. They are only read.
+    /// The folder with the host's /sys, /proc, /lib/modules and /etc/os-release. With --kubernetes, the node service
+    /// publishes the node's capabilities from them. They are only read.
     #[arg(long, env = "FOREBAY_HOST_ROOT", default_value = "/", value_name = "FOLDER")]
     pub(crate) host_root: PathBuf,
 
-    /// Seconds after which a mount that hangs is DEADLINE_EXCEEDED. It goes on, and the volume's next calls
-    /// are ABORTED until it ends. Below the caller's own limit (kubelet: 120).
+    /// Seconds after which a mount that hangs fails with DEADLINE_EXCEEDED. The mount continues, and further calls for the
+    /// volume fail with ABORTED until it ends. Keep it below the caller's own limit (kubelet: 120).
     #[arg(long, env = "FOREBAY_MOUNT_DEADLINE", value_parser = seconds, default_value = "60", value_name = "SECONDS")]
     pub(crate) mount_deadline: Duration,
 
-    /// Seconds after which an unmount that hangs becomes a lazy one, so that a pod can go while its server
-    /// is away.
+    /// Seconds after which an unmount that hangs becomes a lazy one, so that a pod can be removed while its server is
+    /// unreachable.
     #[arg(long, env = "FOREBAY_UNMOUNT_DEADLINE", value_parser = seconds, default_value = "30", value_name = "SECONDS")]
     pub(crate) unmount_deadline: Duration,
 
-    /// Seconds after which a volume is reported as abnormal if its use cannot be read.
+    /// Seconds after which a volume is reported as abnormal if its usage cannot be read.
     #[arg(long, env = "FOREBAY_STATS_DEADLINE", value_parser = seconds, default_value = "10", value_name = "SECONDS")]
     pub(crate) stats_deadline: Duration,
 
-    /// Seconds that calls under way have when the driver is asked to end.
+    /// Seconds for calls in progress to finish when the driver is stopped.
     #[arg(long, env = "FOREBAY_DRAIN_DEADLINE", value_parser = seconds, default_value = "60", value_name = "SECONDS")]
     pub(crate) drain_deadline: Duration,
 
@@ -151,7 +152,7 @@ pub(crate) struct Config {
     #[arg(long, env = "FOREBAY_METRICS_ADDRESS", value_name = "IP:PORT")]
     pub(crate) metrics_address: Option<SocketAddr>,
 
-    /// How to write logs, which go to standard error and never hold secrets.
+    /// Format of the logs, which are written to standard error and never contain secrets.
     #[arg(long, value_enum, env = "FOREBAY_LOG_FORMAT", default_value = "text")]
     pub(crate) log_format: LogFormat,
 
@@ -169,7 +170,7 @@ impl Config {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mode {
-    /// Make, change and remove volumes.
+    /// Create, change and delete volumes.
     Controller,
     /// Mount volumes.
     Node,
@@ -189,9 +190,9 @@ impl Mode {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// One line of text an event.
+    /// One line of text per event.
     Text,
-    /// One JSON object an event.
+    /// One JSON object per event.
     Json,
 }
 

@@ -22,14 +22,14 @@ const FAILED: u8 = 1;
 /// The configuration is invalid; clap uses 2 for the command line.
 const CONFIG: u8 = 3;
 
-/// The bundled NVMe-oF target of Forebay: offers drives, partitions and files of this machine, with the kernel's nvmet.
+/// The bundled NVMe-oF target of Forebay: offers drives, partitions and files of this machine, using the kernel's nvmet.
 ///
-/// Without a command it runs until SIGTERM and keeps the target as the file says. What it offers stays offered when it ends;
-/// `remove` takes it away.
+/// Without a command, it runs until SIGTERM and keeps the kernel's target as configured. Namespaces stay available when it
+/// stops; `remove` removes them.
 #[derive(Debug, Parser)]
 #[command(name = "forebay-target", version, max_term_width = 120)]
 #[command(
-    after_help = "Exit: 0 done; 1 failed, or not all is as it should be; 2 wrong usage; 3 wrong configuration."
+    after_help = "Exit codes: 0 done; 1 failed, or not everything is as configured; 2 invalid usage; 3 invalid configuration."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -42,19 +42,20 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Keep the target as the file says until SIGTERM (the default).
+    /// Keep the target as configured until SIGTERM (the default).
     Run,
-    /// Check the configuration and look at its drives, without changing anything.
+    /// Check the configuration and inspect its drives, without changing anything.
     Check,
-    /// Say what is offered and what is not, and why. Changes nothing.
+    /// Show what is offered, what is not, and why. Changes nothing.
     Status,
-    /// Take away all that this target has made in the kernel, and nothing else. Hosts are cut; drives and files keep their data.
+    /// Remove everything that this target has created in the kernel, and nothing else. Hosts are disconnected; drives and
+    /// files keep their data.
     Remove,
     /// Print a configuration with every option explained.
     SampleConfig,
     /// Print completions for a shell.
     Completions {
-        /// Which.
+        /// The shell.
         shell: clap_complete::Shell,
     },
 }
@@ -148,7 +149,7 @@ fn check(config: &Config) -> anyhow::Result<bool> {
             let shown = match (&ground.there, forgets(namespace, ground)) {
                 (There::Unfit(why), _) => Err(why.clone()),
                 (_, Some(why)) => Err(why),
-                (There::ToMake, _) => Ok("the file will be made".into()),
+                (There::ToMake, _) => Ok("the file will be created".into()),
                 (There::Offered { bytes }, _) => Ok(format!("offered, {bytes} bytes")),
                 (There::Fit { bytes, .. }, _) => Ok(format!("can be offered, {bytes} bytes")),
             };
@@ -157,7 +158,7 @@ fn check(config: &Config) -> anyhow::Result<bool> {
             lines += &format!("namespace {id} of {nqn}: {shown}\n");
         }
     }
-    print(&format!("{lines}{}\n", if right { "right" } else { "not all can be offered" }))?;
+    print(&format!("{lines}{}\n", if right { "valid" } else { "not everything can be offered" }))?;
     Ok(right)
 }
 

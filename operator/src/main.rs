@@ -19,7 +19,7 @@ use forebay_operator::metrics::Metrics;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-/// Makes StorageClusters run: servers on the nodes that fit, their certificates, StorageClasses and upgrades.
+/// Reconciles StorageClusters: servers on suitable nodes, their certificates, StorageClasses and upgrades.
 #[derive(Debug, Parser)]
 #[command(name = "forebay-operator", version)]
 struct Cli {
@@ -29,7 +29,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Work, for as long as the Lease of this namespace is held; wait for it otherwise.
+    /// Reconcile while holding the Lease of this namespace; otherwise wait for it.
     Run(Run),
     /// Print the CustomResourceDefinitions as YAML.
     Crds {
@@ -46,27 +46,27 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Run {
-    /// Namespace of the StorageClusters to reconcile, and of everything that is made.
+    /// Namespace of the StorageClusters to reconcile, and of all objects that are created.
     #[arg(long, env = "POD_NAMESPACE", default_value = "forebay-system")]
     namespace: String,
-    /// Name of this process in the Lease; no other process may have it.
+    /// Name of this process in the Lease; it must be unique.
     #[arg(long, env = "POD_NAME")]
     identity: String,
-    /// Seconds that the Lease is good for without being renewed: how long it takes until another process goes on where
-    /// this one is killed. One that ends gives the Lease back at once.
+    /// Seconds for which the Lease is valid without renewal: how long it takes until another process takes over if this one
+    /// is killed. A process that exits normally releases the Lease immediately.
     #[arg(long, default_value_t = LEASE_DURATION_S, value_parser = lease_seconds)]
     lease_duration: u64,
-    /// Image of servers if their StorageCluster names none.
+    /// Image for servers if their StorageCluster specifies none.
     #[arg(long, env = "FOREBAY_IMAGE", default_value = concat!("docker.io/forebay/forebay:", env!("CARGO_PKG_VERSION")))]
     image: String,
-    /// Localhost seccomp profile of the servers, a file below the kubelet's folder for them. Without it they get
+    /// Localhost seccomp profile of the servers: a path relative to the kubelet's folder for seccomp profiles. Default:
     /// RuntimeDefault, which forbids io_uring.
     #[arg(long, env = "FOREBAY_SECCOMP_PROFILE", default_value = "")]
     seccomp_profile: String,
     /// Priority class of the servers; empty for none.
     #[arg(long, env = "FOREBAY_SERVER_PRIORITY_CLASS", default_value = "system-cluster-critical")]
     server_priority_class: String,
-    /// Whether every cluster's servers and targets get a PodDisruptionBudget.
+    /// Whether to create PodDisruptionBudgets for the servers and targets of every cluster.
     #[arg(long, env = "FOREBAY_DISRUPTION_BUDGETS", default_value_t = true, action = clap::ArgAction::Set)]
     disruption_budgets: bool,
     /// Address of /metrics, /healthz and /readyz.
@@ -75,7 +75,7 @@ struct Run {
     /// What is logged: error, warn, info, debug, trace, or directives as in "info,forebay_operator=debug".
     #[arg(long, env = "FOREBAY_LOG", default_value = "info")]
     log: String,
-    /// Shape of a line of the log.
+    /// Format of log lines.
     #[arg(long, env = "FOREBAY_LOG_FORMAT", default_value = "text")]
     log_format: LogFormat,
 }

@@ -31,7 +31,7 @@ impl Report {
 
     /// Reports a problem that prevents a start.
     fn fatal(&mut self, what: &str, exit: Exit, text: impl std::fmt::Display) {
-        self.line(what, format_args!("WRONG: {text}"));
+        self.line(what, format_args!("ERROR: {text}"));
         if self.exit == Exit::Done {
             self.exit = exit;
         }
@@ -65,7 +65,7 @@ pub fn report(config: &Config) -> Report {
                 let clients = config.admin.allowed_clients.join(", ");
                 report.line("", format_args!("certificate of {}, clients {clients}", about.names.join(", ")));
                 if let Some(problem) = certificates.problem() {
-                    report.line("", format_args!("mind: {problem}"));
+                    report.line("", format_args!("warning: {problem}"));
                 }
             }
             Err(error) => report.fatal("", Exit::Config, error),
@@ -86,7 +86,7 @@ fn listening(report: &mut Report, what: &str, address: SocketAddr) {
     match std::net::TcpListener::bind(address) {
         Ok(_) => report.line(what, format_args!("{address}, free")),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            report.line(what, format_args!("{address}, in use now"));
+            report.line(what, format_args!("{address}, currently in use"));
         }
         Err(error) => report.fatal(what, Exit::Listen, format_args!("{address}: {error}")),
     }
@@ -95,15 +95,15 @@ fn listening(report: &mut Report, what: &str, address: SocketAddr) {
 fn advertised(report: &mut Report, config: &Config) {
     for address in &config.instance.addresses {
         let held = interfaces::locals().iter().any(|local| local.address == address.ip());
-        let now = if held { "on an interface now" } else { "on no interface now" };
-        report.line("address", format_args!("{address}, {now}: taken when the pools are served"));
+        let now = if held { "currently on an interface" } else { "currently on no interface" };
+        report.line("address", format_args!("{address}, {now}: assigned when the pools are served"));
     }
     let chooses = config.server.advertise.iter().any(Advertised::chooses);
     let locals = if chooses { interfaces::locals() } else { Vec::new() };
     let (found, empty) = advertise::resolve(&config.server.advertise, &locals, &config.server.listen);
     report.line("advertised", found.join(" "));
     for entry in empty {
-        report.line("", format_args!("mind: {entry} is no address of this machine now that is listened on and that other machines reach"));
+        report.line("", format_args!("warning: {entry} currently matches no address of this machine that the server listens on and that other machines can reach"));
     }
 }
 
@@ -127,14 +127,14 @@ fn pool(report: &mut Report, section: &PoolSection) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && section.create => {
             match section.path.parent().map(std::fs::File::open) {
                 Some(Ok(above)) => {
-                    report.line(&what, format_args!("{path} will be made"));
+                    report.line(&what, format_args!("{path} will be created"));
                     above
                 }
                 _ => {
                     return report.fatal(
                         &what,
                         Exit::Pool,
-                        format_args!("the directory above {path} is not there"),
+                        format_args!("the parent directory of {path} does not exist"),
                     );
                 }
             }
@@ -159,10 +159,10 @@ fn pool(report: &mut Report, section: &PoolSection) {
         (PoolQuota::Project, true) => report.line("", "project quota is enforced"),
         (PoolQuota::Project, false) => report.line(
             "",
-            "mind: the file system enforces no project quota, so volumes will be refused: mount it with -o prjquota, \
+            "warning: the file system does not enforce project quotas, so volumes will be refused: mount it with -o prjquota, \
              or set quota = \"none\" for the pool",
         ),
-        (PoolQuota::None, _) => report.line("", "volumes without limit"),
+        (PoolQuota::None, _) => report.line("", "capacity of volumes is not enforced"),
     }
 }
 
@@ -175,8 +175,8 @@ fn privileges(report: &mut Report, config: &Config) {
         (quotas, CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN, for project quotas"),
         (true, CapabilitySet::CHOWN, "CAP_CHOWN, for the owners of files on POSIX mounts"),
         (true, CapabilitySet::FSETID, "CAP_FSETID, for set-gid bits on POSIX mounts"),
-        (true, CapabilitySet::DAC_OVERRIDE, "CAP_DAC_OVERRIDE, for files that other users brought along"),
-        (true, CapabilitySet::FOWNER, "CAP_FOWNER, for times and modes of files of other users"),
+        (true, CapabilitySet::DAC_OVERRIDE, "CAP_DAC_OVERRIDE, for files of other users"),
+        (true, CapabilitySet::FOWNER, "CAP_FOWNER, for times and modes of other users' files"),
     ];
     let missing: Vec<&str> = wanted
         .iter()
@@ -184,9 +184,9 @@ fn privileges(report: &mut Report, config: &Config) {
         .map(|(_, _, what)| *what)
         .collect();
     if missing.is_empty() {
-        report.line("privileges", "all that it uses");
+        report.line("privileges", "all that the server uses");
     }
     for what in missing {
-        report.line("privileges", format_args!("mind: without {what}"));
+        report.line("privileges", format_args!("warning: missing {what}"));
     }
 }

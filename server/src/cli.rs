@@ -38,7 +38,7 @@ enum Command {
     },
     /// Print a configuration with every option explained.
     SampleConfig,
-    /// Check a configuration and say what it amounts to on this machine, without starting anything.
+    /// Check a configuration and show its effects on this machine, without starting anything.
     #[command(alias = "check")]
     CheckConfig {
         #[command(flatten)]
@@ -48,38 +48,38 @@ enum Command {
     },
     /// Print completions for a shell.
     Completions {
-        /// Which.
+        /// The shell.
         shell: clap_complete::Shell,
     },
-    /// Make, remove and look at volumes of a running server.
+    /// Create, delete and inspect volumes of a running server.
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Make, remove and look at snapshots of a running server's volumes.
+    /// Create, delete and inspect snapshots of a running server's volumes.
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
-    /// Pools of a running server.
+    /// List the pools of a running server.
     Pools(AdminArgs),
-    /// Sessions of a running server.
+    /// List the sessions of a running server.
     Sessions(AdminArgs),
-    /// Open files of a running server.
+    /// List the open files of a running server.
     OpenFiles {
-        /// Of this volume alone.
+        /// Only those of this volume.
         volume: Option<String>,
         #[command(flatten)]
         admin: AdminArgs,
     },
-    /// Close a session and all that it has open.
+    /// Close a session and all its open files.
     CloseSession {
-        /// Its id, as `sessions` shows it.
+        /// Its id, as shown by `sessions`.
         id: u64,
         #[command(flatten)]
         admin: AdminArgs,
     },
-    /// What a running server is and does.
+    /// Show the version, addresses and state of a running server.
     Info(AdminArgs),
-    /// Have a running server take no more connections and requests and finish those it has.
+    /// Make a running server refuse new connections and requests, and finish the current ones.
     Drain {
-        /// Then end it, as SIGTERM does.
+        /// Then stop it, as SIGTERM does.
         #[arg(long)]
         exit: bool,
         #[command(flatten)]
@@ -96,7 +96,7 @@ struct ConfigArgs {
 
 #[derive(Debug, Args)]
 struct AdvertiseArgs {
-    /// In place of server.advertise, separated by commas.
+    /// Addresses to use instead of server.advertise, separated by commas.
     #[arg(long, value_name = "ADDRESS", env = "FOREBAY_ADVERTISE", value_delimiter = ',')]
     advertise: Option<Vec<Advertised>>,
 }
@@ -121,15 +121,15 @@ struct CredentialArgs {
     /// User name.
     #[arg(long)]
     username: String,
-    /// File with the password (one line); `-` for standard input. Without it FOREBAY_PASSWORD is taken. A password is
-    /// never an argument: every user of the machine could read it.
+    /// File with the password (one line); `-` for standard input. Default: the value of FOREBAY_PASSWORD. A password is never
+    /// an argument, because every user of the machine could read it.
     #[arg(long, value_name = "FILE")]
     password_file: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum QuotaArg {
-    /// The pool's rule.
+    /// The pool's setting.
     Default,
     /// A hard limit.
     Hard,
@@ -141,9 +141,9 @@ enum QuotaArg {
 enum ProtectionArg {
     /// The client decides.
     Optional,
-    /// Signed or sealed.
+    /// Signed or encrypted.
     Sign,
-    /// Sealed.
+    /// Encrypted.
     Seal,
 }
 
@@ -151,7 +151,7 @@ enum ProtectionArg {
 enum PriorityArg {
     /// Before other volumes.
     High,
-    /// As other volumes.
+    /// Like other volumes.
     Normal,
     /// After other volumes, but never stopped.
     Low,
@@ -159,26 +159,26 @@ enum PriorityArg {
 
 #[derive(Debug, Subcommand)]
 enum VolumeCommand {
-    /// Make a volume.
+    /// Create a volume.
     Create {
-        /// Its id, the name of the share.
+        /// Its id, which is the name of its share.
         id: String,
-        /// Its capacity: bytes, or with KiB, MiB, GiB, TiB.
+        /// Its capacity in bytes, or with a unit: KiB, MiB, GiB or TiB.
         #[arg(long)]
         size: Bytes,
-        /// Its pool; the first with room without it.
+        /// Its pool. Default: the first pool with enough space.
         #[arg(long, default_value = "")]
         pool: String,
         /// How its capacity is enforced.
         #[arg(long, value_enum, default_value = "default")]
         quota: QuotaArg,
-        /// What its traffic must be.
+        /// How its traffic must be protected.
         #[arg(long, value_enum, default_value = "optional")]
         protection: ProtectionArg,
-        /// It begins with what this snapshot has; empty without it.
+        /// Create it with the contents of this snapshot. Default: an empty volume.
         #[arg(long, value_name = "ID", conflicts_with = "from_volume")]
         from_snapshot: Option<String>,
-        /// It begins with what this volume has now; empty without it.
+        /// Create it with the current contents of this volume. Default: an empty volume.
         #[arg(long, value_name = "ID")]
         from_volume: Option<String>,
         #[command(flatten)]
@@ -186,17 +186,17 @@ enum VolumeCommand {
         #[command(flatten)]
         admin: AdminArgs,
     },
-    /// Remove a volume and all its data.
+    /// Delete a volume and all its data.
     Delete {
         /// Its id.
         id: String,
-        /// Also while files are open.
+        /// Delete it even if files are open.
         #[arg(long)]
         force: bool,
         #[command(flatten)]
         admin: AdminArgs,
     },
-    /// Raise a volume's capacity.
+    /// Increase a volume's capacity.
     Expand {
         /// Its id.
         id: String,
@@ -215,17 +215,18 @@ enum VolumeCommand {
         #[command(flatten)]
         admin: AdminArgs,
     },
-    /// Replace a volume's limits and priority, at once and for open files too. What exceeds a limit waits; it is not refused.
+    /// Replace a volume's limits and priority, immediately and for open files, too. Requests that exceed a limit wait; they
+    /// are not refused.
     SetQos {
         /// Its id.
         id: String,
-        /// Bytes read, written and copied in a second: at least 1MiB; no limit without it.
+        /// Bytes read, written and copied per second, at least 1MiB. Default: no limit.
         #[arg(long)]
         bytes_per_second: Option<Bytes>,
-        /// Operations in a second (open, list, read, write, change): at least 10; no limit without it.
+        /// Operations (open, list, read, write, change) per second, at least 10. Default: no limit.
         #[arg(long)]
         operations_per_second: Option<u64>,
-        /// Whether it goes before or after other volumes where several have READs and WRITEs to begin.
+        /// Order relative to other volumes if several have READs and WRITEs to begin.
         #[arg(long, value_enum, default_value = "normal")]
         priority: PriorityArg,
         #[command(flatten)]
@@ -235,7 +236,7 @@ enum VolumeCommand {
     SetCredentials {
         /// Its id.
         id: String,
-        /// The previous ones stay good for new sessions.
+        /// Keep the previous ones valid for new sessions.
         #[arg(long)]
         keep_previous: bool,
         #[command(flatten)]
@@ -247,17 +248,17 @@ enum VolumeCommand {
 
 #[derive(Debug, Subcommand)]
 enum SnapshotCommand {
-    /// Keep a volume as it is now. Its clients' changes wait until that is done, at most 30 s.
+    /// Create a snapshot of a volume. Changes by its clients wait until the snapshot is complete, at most 30 s.
     Create {
         /// The snapshot's id.
         id: String,
-        /// Of which volume.
+        /// The volume.
         #[arg(long)]
         volume: String,
         #[command(flatten)]
         admin: AdminArgs,
     },
-    /// Remove a snapshot. Volumes that were made of it stay.
+    /// Delete a snapshot. Volumes created from it remain.
     Delete {
         /// Its id.
         id: String,
@@ -284,7 +285,7 @@ pub fn main() -> Exit {
             Ok(mut config) => {
                 advertise.apply(&mut config);
                 let report = check::report(&config);
-                let verdict = if report.exit == Exit::Done { "right" } else { "it would not start" };
+                let verdict = if report.exit == Exit::Done { "valid" } else { "the server would not start" };
                 if let Err(error) = print(&format!("{}: {verdict}\n{}", args.config.display(), report.text)) {
                     return fail(Exit::Failed, &error);
                 }
@@ -346,7 +347,7 @@ fn tell_kubelet(path: &Path, text: &str) {
     if let Err(error) = written.and_then(|mut file| file.write_all(text.as_bytes()))
         && error.kind() != std::io::ErrorKind::NotFound
     {
-        tracing::warn!(%error, path = %path.display(), "could not tell the kubelet why");
+        tracing::warn!(%error, path = %path.display(), "could not report the reason to the kubelet");
     }
 }
 
@@ -366,7 +367,7 @@ fn password(args: &CredentialArgs) -> anyhow::Result<Zeroizing<String>> {
         None => {
             let variable = std::env::var("FOREBAY_PASSWORD");
             *text = variable
-                .map_err(|_| anyhow::anyhow!("no password: give --password-file, or set FOREBAY_PASSWORD"))?;
+                .map_err(|_| anyhow::anyhow!("no password: use --password-file, or set FOREBAY_PASSWORD"))?;
         }
     }
     let length = text.trim_end_matches(['\r', '\n']).len();

@@ -133,14 +133,14 @@ impl Config {
         let server = |key, message: &str| Err(("server", 0, key, message.to_owned()));
         let s = &self.server;
         if s.listen.is_empty() {
-            return server("listen", "no address: give at least one, like \"[::]:445\"");
+            return server("listen", "no address: set at least one, like \"[::]:445\"");
         }
         let named = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '-';
         if s.name.is_empty() || s.name.len() > 15 || !s.name.chars().all(named) {
-            return server("name", "must be 1 to 15 of A-Z, 0-9 and '-'");
+            return server("name", "must be 1 to 15 characters from A-Z, 0-9 and '-'");
         }
         if !s.ntlm && s.keytab.as_os_str().is_empty() {
-            return server("ntlm", "no user could log on: give server.keytab, or leave NTLM on");
+            return server("ntlm", "no user could log on: set server.keytab, or keep NTLM on");
         }
         if !s.keytab.as_os_str().is_empty() && !s.keytab.is_absolute() {
             return server("keytab", "must be an absolute path");
@@ -170,7 +170,7 @@ impl Config {
                 let ip = address.ip();
                 return server(
                     "listen",
-                    &format!("{ip} is not there before the pools are: listen on \"[::]:445\""),
+                    &format!("{ip} is assigned only while the pools are served: listen on \"[::]:445\""),
                 );
             }
         }
@@ -195,17 +195,17 @@ impl Config {
             if !is_label(&pool.name) {
                 return bad(
                     "name",
-                    "must be 1 to 63 of a-z, 0-9 and '-', and begin and end with a letter or digit",
+                    "must be 1 to 63 characters from a-z, 0-9 and '-', and begin and end with a letter or digit",
                 );
             }
             if !names.insert(&pool.name) {
-                return bad("name", "another pool has this name: give each its own");
+                return bad("name", "another pool has this name: use a different one");
             }
             if !pool.path.is_absolute() {
                 return bad("path", "must be an absolute path");
             }
             if !paths.insert(&pool.path) {
-                return bad("path", "another pool has this directory: give each its own");
+                return bad("path", "another pool has this directory: use a different one");
             }
             if !(pool.overcommit.is_finite() && (0.0..=1000.0).contains(&pool.overcommit)) {
                 return bad("overcommit", "must be a number from 0 to 1000");
@@ -214,7 +214,7 @@ impl Config {
                 if pool.write_through {
                     return bad(
                         "write_through",
-                        "is for pools in directories: set pool.nvmeof.write_through",
+                        "is for pools in directories: set pool.nvmeof.write_through instead",
                     );
                 }
                 let before = self.pool[..nth].iter().filter(|pool| pool.nvmeof.is_some()).count();
@@ -242,7 +242,7 @@ impl Config {
             if path.as_os_str().is_empty() {
                 return wrong(
                     key,
-                    "admin.listen is served over mutual TLS alone: name the PEM file, or take admin.listen away",
+                    "admin.listen is served over mutual TLS only: set the PEM file, or remove admin.listen",
                 );
             }
             if !path.is_absolute() {
@@ -250,7 +250,7 @@ impl Config {
             }
         }
         if a.allowed_clients.is_empty() || a.allowed_clients.iter().any(String::is_empty) {
-            return wrong("allowed_clients", "name at least one client, and none by an empty name");
+            return wrong("allowed_clients", "must name at least one client, and no name may be empty");
         }
         Ok(())
     }
@@ -385,7 +385,7 @@ mod tests {
         assert!(error("[server\n").starts_with("server.toml:1: "));
         assert_eq!(
             error(&format!("{pool}\n[server]\nname = \"x\"\nworkers = 0\n")),
-            "server.toml:6: server.name: must be 1 to 15 of A-Z, 0-9 and '-'"
+            "server.toml:6: server.name: must be 1 to 15 characters from A-Z, 0-9 and '-'"
         );
         assert_eq!(
             error(&format!("{pool}[[pool]]\nname = \"q\"\npath = \"relative\"\n")),
@@ -403,7 +403,7 @@ mod tests {
     fn the_admin_api_is_not_served_over_a_network_without_tls() {
         let pool = "[[pool]]\nname = \"p\"\npath = \"/p\"\n";
         let admin = |lines: &str| error(&format!("{pool}[admin]\nlisten = \"0.0.0.0:9444\"\n{lines}"));
-        assert!(admin("").contains("admin.certificate: admin.listen is served over mutual TLS alone"));
+        assert!(admin("").contains("admin.certificate: admin.listen is served over mutual TLS only"));
         let two = "certificate = \"/c\"\nkey = \"/k\"\n";
         assert!(admin(two).contains("admin.client_ca: "));
         assert!(admin(&format!("{two}client_ca = \"ca\"\n")).contains("must be an absolute path"));

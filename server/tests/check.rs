@@ -26,7 +26,9 @@ fn a_configuration_is_explained_and_nothing_is_touched() {
     .unwrap();
     let (code, said) = check(&place);
     assert_eq!(code, 0, "{said}");
-    for line in ["new will be made", "advertised  127.0.0.1:0", "volumes without limit", ": right\n"] {
+    for line in
+        ["new will be created", "advertised  127.0.0.1:0", "capacity of volumes is not enforced", ": valid\n"]
+    {
         assert!(said.contains(line), "{line:?} is not in\n{said}");
     }
     assert!(!pool.exists() && !place.socket().exists());
@@ -42,7 +44,7 @@ fn a_configuration_is_explained_and_nothing_is_touched() {
     ] {
         let said = String::from_utf8(output.stdout).unwrap();
         assert!(
-            said.contains("advertised  nas.example:445\n") && said.contains("mind: 240.1.2.0/24"),
+            said.contains("advertised  nas.example:445\n") && said.contains("warning: 240.1.2.0/24"),
             "{said}"
         );
     }
@@ -59,6 +61,6 @@ fn what_would_keep_it_from_starting_is_its_exit_code() {
     place.configure("127.0.0.1:0", &place.scratch.path().join("missing"));
     let (code, said) = check(&place);
     assert_eq!(code, 4, "{said}");
-    assert!(said.contains("it would not start") && said.contains("WRONG: "), "{said}");
+    assert!(said.contains("the server would not start") && said.contains("ERROR: "), "{said}");
     assert_eq!(place.fails().0, 4);
 }

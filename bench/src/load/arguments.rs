@@ -19,9 +19,9 @@ use crate::CommonArguments;
 pub(crate) enum Contender {
     /// forebay-server.
     Forebay,
-    /// The same, mixed only: checkpoints go to a volume of low priority and 512 MiB/s.
+    /// The same, for `mixed` only: checkpoints are written to a volume with low priority and a limit of 512 MiB/s.
     ForebayLimited,
-    /// Samba as it comes.
+    /// Samba with default settings.
     Samba,
     /// Samba with `use sendfile = yes`.
     SambaSendfile,
@@ -85,16 +85,16 @@ pub(crate) struct LoadArguments {
     /// What the client does.
     #[arg(long, value_enum)]
     workload: Workload,
-    /// How often each server is measured; they take turns.
+    /// Number of runs of each server; the servers take turns.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) runs: u32,
-    /// Bytes per READ or WRITE, up to 8M; K and M are powers of two. 1M unless the workload is made of smaller ones.
+    /// Bytes per READ or WRITE, up to 8M; K and M are powers of two. 1M unless the workload uses smaller ones.
     #[arg(long, value_parser = parse_size)]
     io_size: Option<u64>,
     /// Connections of the client, each with a thread.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: u32,
-    /// Connections that carry one session (multichannel); 1 gives each a session of its own.
+    /// Connections per session (multichannel); 1: a session per connection.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=32))]
     channels: u8,
     /// Operations in flight on each connection.
@@ -109,19 +109,19 @@ pub(crate) struct LoadArguments {
     /// Bytes of each file; the default depends on the workload. K, M and G are powers of two.
     #[arg(long, value_parser = parse_size)]
     file_size: Option<u64>,
-    /// mixed: connections that write checkpoints, beside --connections.
+    /// mixed: connections that write checkpoints, in addition to --connections.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=1024))]
     burst: u32,
     /// mixed: bytes of the checkpoint of one connection.
     #[arg(long, default_value = "64M", value_parser = parse_size)]
     checkpoint_size: u64,
-    /// mixed: replace each connection after so many seconds on average, and compare all that is read (a soak).
+    /// mixed: replace each connection after this many seconds on average, and verify all data that is read (a soak test).
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     churn: Option<f64>,
-    /// mixed: compare all that is read with what was written. The client then costs several times as much.
+    /// mixed: compare all data that is read with the data written. The client then uses several times as much CPU time.
     #[arg(long)]
     verify: bool,
-    /// Servers to measure, in this order. Those that do not serve the workload are left out.
+    /// Servers to measure, in this order. Servers that do not support the workload are left out.
     #[arg(
         long,
         value_enum,
@@ -129,28 +129,29 @@ pub(crate) struct LoadArguments {
         default_value = "samba,samba-sendfile,samba-uring,forebay,floor-sendfile,floor-read,floor-write"
     )]
     pub(crate) servers: Vec<Contender>,
-    /// A second forebay-server binary, measured as forebay-other: that of an earlier commit, to see what a change gains.
+    /// A second forebay-server binary, measured as forebay-other: for example of an earlier commit, to measure the effect of
+    /// a change.
     #[arg(long, value_name = "FILE")]
     pub(crate) other: Option<PathBuf>,
-    /// Sign all requests; the client does not check the signatures of answers.
+    /// Sign all requests; the client does not verify the signatures of responses.
     #[arg(long, conflicts_with = "seal")]
     sign: bool,
     /// Seal all messages with AES-128-GCM.
     #[arg(long)]
     seal: bool,
-    /// Take the files out of the page cache before each run; without effect on tmpfs.
+    /// Remove the files from the page cache before each run; no effect on tmpfs.
     #[arg(long)]
     pub(crate) cold: bool,
-    /// Measure a server that runs already instead.
+    /// Measure a server that is already running instead.
     #[arg(long, value_name = "HOST:PORT", requires_all = ["user", "password_file"], conflicts_with_all = ["servers", "other", "cold"])]
     pub(crate) against: Option<String>,
-    /// The user there.
+    /// The user on that server.
     #[arg(long, requires = "against")]
     user: Option<String>,
     /// A file with the user's password.
     #[arg(long, value_name = "FILE", requires = "against")]
     password_file: Option<PathBuf>,
-    /// The share there, on which files named forebay-bench-… are made and removed.
+    /// The share on that server; files named forebay-bench-… are created on it and removed.
     #[arg(long, default_value = crate::place::SHARE)]
     share: String,
     #[command(flatten)]

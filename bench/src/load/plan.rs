@@ -14,7 +14,7 @@ use super::handshake::Security;
 pub(crate) enum Workload {
     /// READs, each connection from the beginning to the end of its files.
     Read,
-    /// WRITEs in the same order, over what the files hold.
+    /// WRITEs in the same order, over the existing contents of the files.
     Write,
     /// READs at random places of all files.
     #[value(name = "randread")]
@@ -22,7 +22,7 @@ pub(crate) enum Workload {
     /// WRITEs at random places of all files.
     #[value(name = "randwrite")]
     RandWrite,
-    /// READs of 4 KiB up to `--io-size`, a few in a row from a random place of large files: loading of tensors.
+    /// READs of 4 KiB up to `--io-size`, a few in sequence from a random place of large files: loading of tensors.
     Safetensors,
     /// Open, read whole and close small files in random order.
     Retinanet,
@@ -34,13 +34,13 @@ pub(crate) enum Workload {
     Stat,
     /// List a directory.
     List,
-    /// Each connection writes a new file, flushes it and renames it over the one before.
+    /// Each connection writes a new file, flushes it and renames it over the previous one.
     Checkpoint,
     /// READs at random places, while other connections write checkpoints in the middle third of the time.
     Mixed,
     /// Connect, negotiate, log on, connect to the share, read 4 KiB of a file, log off, disconnect.
     Sessions,
-    /// Connections that have a session and an open file, and do nothing: the memory that they cost.
+    /// Idle connections with a session and an open file: the memory that they use.
     Idle,
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use forebay_e2e::guest::{self, calls};
 
-/// Part of the lab that runs inside its guests; of no use elsewhere.
+/// The part of the lab that runs inside its guests; not for use elsewhere.
 #[derive(Parser)]
 #[command(name = "forebay-guest", version, about)]
 struct Arguments {
@@ -17,7 +17,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Be PID 1.
+    /// Run as PID 1.
     Init,
     /// Serve the host over a virtio serial port.
     Agent {
@@ -36,20 +36,20 @@ enum Command {
         path: PathBuf,
         /// `flock` or `fcntl`.
         kind: String,
-        /// Wait for it.
+        /// Wait for the lock.
         #[arg(long)]
         wait: bool,
     },
-    /// Verify checksums (JSON) over and over until standard input ends, saying how each pass went.
+    /// Verify checksums (JSON) repeatedly until standard input ends, and print the result of each pass.
     VerifyRepeatedly {
-        /// Folder and files.
+        /// The folder and its files.
         sums: String,
     },
-    /// Write and fsync file after file until standard input ends, saying which are synced.
+    /// Write and fsync one file after another until standard input ends, and print which are synced.
     RecordWrites {
-        /// Where.
+        /// The folder.
         folder: PathBuf,
-        /// Of the contents.
+        /// The seed of the contents.
         seed: u64,
     },
 }

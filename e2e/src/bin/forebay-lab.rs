@@ -21,9 +21,9 @@ use forebay_e2e::{foreign, native, rundir, sanity, scenario, site, story, superv
 
 /// Boots QEMU guests as nodes of a Forebay cluster and runs scenarios on them.
 ///
-/// Images are made once and cached in $FOREBAY_CACHE (default ~/.cache/forebay). KVM is used where a trial boot
-/// works, emulation elsewhere; FOREBAY_ACCEL=kvm|tcg decides instead. Binaries of the product are taken from the
-/// folder of this one, or from $FOREBAY_BINARIES.
+/// Images are built once and cached in $FOREBAY_CACHE (default ~/.cache/forebay). KVM is used if a trial boot works,
+/// otherwise emulation; FOREBAY_ACCEL=kvm|tcg overrides this. Forebay's binaries are taken from this program's folder, or
+/// from $FOREBAY_BINARIES.
 #[derive(Parser)]
 #[command(name = "forebay-lab", version, about)]
 struct Arguments {
@@ -33,12 +33,12 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Make all images that are not in the cache yet.
+    /// Build all images that are not in the cache yet.
     Prepare {
         /// Look for newer packages in the archive first.
         #[arg(long)]
         refresh: bool,
-        /// Those of nodes with SMB Direct, too: compiles modules for the kernel.
+        /// Build the images of nodes with SMB Direct, too: compiles kernel modules.
         #[arg(long)]
         smb_direct: bool,
     },
@@ -56,7 +56,7 @@ enum Command {
     },
     /// Run a command on a node of a running lab, with this terminal's input and output.
     Exec {
-        /// The lab, where several are up.
+        /// The lab, if several are up.
         #[arg(long)]
         lab: Option<String>,
         /// The node.
@@ -67,43 +67,43 @@ enum Command {
     },
     /// Open a shell on a node of a running lab.
     Shell {
-        /// The lab, where several are up.
+        /// The lab, if several are up.
         #[arg(long)]
         lab: Option<String>,
         /// The node.
         node: String,
     },
-    /// Show Forebay's main job: one volume on two nodes, step by step.
+    /// Show Forebay's main use case, step by step: one volume on two nodes.
     Quickstart {
         /// Leave the nodes and the volume up.
         #[arg(long)]
         keep: bool,
     },
-    /// Run the scenarios in a lab of their own; ends with an error when one fails.
+    /// Run the scenarios in a separate lab. Fails if a scenario fails.
     Test {
-        /// Only those with a name that contains one of these.
+        /// Only scenarios with a name that contains one of these.
         filters: Vec<String>,
-        /// All of them, those on trial too.
+        /// All scenarios, including those on trial.
         #[arg(long, conflicts_with = "filters")]
         on_trial: bool,
-        /// The server that is tested.
+        /// The server to test.
         #[arg(long, value_enum, default_value = "forebay")]
         against: site::Kind,
-        /// Show their names and end.
+        /// List their names and exit.
         #[arg(long)]
         list: bool,
     },
-    /// Measure throughput beside ksmbd's, in the same guests, over soft-RoCE and TCP; ends with 1 where ours is less.
+    /// Compare throughput with ksmbd's, in the same guests, over soft-RoCE and TCP. Exits with 1 if ours is lower.
     BesideKsmbd {
-        /// Turns of each.
+        /// Number of runs of each.
         #[arg(long, default_value_t = 3)]
         rounds: usize,
     },
     /// Show the labs that are up.
     Status,
-    /// End a running lab.
+    /// Stop a running lab.
     Down {
-        /// The lab, where several are up.
+        /// The lab, if several are up.
         #[arg(long)]
         lab: Option<String>,
     },
@@ -117,17 +117,16 @@ enum Command {
         /// Only these.
         names: Vec<String>,
     },
-    /// Run an API server (and etcd) of one's own on loopback: no nodes, no root. Prints the path of a kubeconfig; ends
-    /// with a signal.
+    /// Run a separate API server (and etcd) on loopback: no nodes, no root. Prints the path of a kubeconfig; a signal stops
+    /// it.
     ApiServer {
         /// Run the controller manager, too.
         #[arg(long)]
         controllers: bool,
     },
-    /// Run csi-sanity against the driver and the server in a guest; ends with an error unless every spec that applies
-    /// passes.
+    /// Run csi-sanity against the driver and the server in a guest. Fails unless every applicable spec passes.
     Sanity,
-    /// A real Kubernetes: control plane on this machine, guests as nodes.
+    /// Run a real Kubernetes cluster: control plane on this machine, guests as nodes.
     Kubernetes {
         #[command(subcommand)]
         command: KubernetesCommand,
@@ -135,7 +134,7 @@ enum Command {
     /// Run a command natively in the nodes' root file system: smbtorture, smbclient, smbd, python3 with impacket and
     /// smbprotocol. It shares this machine's network; what it writes outside /scratch and /tmp is discarded.
     RootExec {
-        /// The folder that is /scratch and its current folder.
+        /// The folder to mount as /scratch, which is also the working directory.
         #[arg(long, default_value = ".")]
         work: PathBuf,
         /// Program and arguments.
@@ -144,23 +143,23 @@ enum Command {
     },
     /// Run foreign suites and clients (smbtorture, smbclient, impacket, smbprotocol) against a server on this machine.
     ///
-    /// No guest is booted; the suites run natively in the nodes' root file system. What fails must be listed with its
-    /// reason in e2e/foreign/known-failures.txt, and what is listed and passes fails the run, too.
+    /// No guest is booted; the suites run natively in the nodes' root file system. Failing tests must be listed with a reason
+    /// in e2e/foreign/known-failures.txt. A listed test that passes fails the run, too.
     Foreign {
         /// Only tests with a name that contains this.
         #[arg(default_value = "")]
         filter: String,
-        /// The server to test: ours, or Samba's to see what the suites make of it.
+        /// The server to test: ours, or Samba's for comparison.
         #[arg(long, value_enum, default_value = "forebay")]
         server: ServerKind,
-        /// Keep smbtorture's output in this folder, a file per test, and the servers' logs.
+        /// Keep smbtorture's output in this folder, one file per test, and the servers' logs.
         #[arg(long)]
         logs: Option<PathBuf>,
-        /// How many tests run beside each other, each against a server of its own. Most of their time they wait.
+        /// Number of tests that run in parallel, each against a separate server. They mostly wait.
         #[arg(long, default_value_t = 8)]
         lanes: usize,
     },
-    /// Hold a lab in this process (what `up` starts).
+    /// Run a lab in this process (started by `up`).
     #[command(hide = true)]
     Supervise {
         #[arg(long)]
@@ -174,9 +173,9 @@ enum Command {
 
 #[derive(Subcommand)]
 enum KubernetesCommand {
-    /// Make all images and programs that are not in the cache yet.
+    /// Build all images and programs that are not in the cache yet.
     Prepare,
-    /// Bring a cluster up, and hold it until a signal. Prints the path of a kubeconfig.
+    /// Start a cluster, and keep it until a signal. Prints the path of a kubeconfig.
     Up {
         /// Its nodes.
         #[arg(long, default_value = "storage=1,compute=2")]
@@ -185,32 +184,32 @@ enum KubernetesCommand {
         #[arg(long = "image")]
         images: Vec<PathBuf>,
     },
-    /// Show how people meet Forebay: install, claim, train, grow, look.
+    /// Show a first use of Forebay: install, claim, train, grow, look.
     Quickstart {
         #[command(flatten)]
         on: On,
-        /// Use the cluster of $KUBECONFIG instead of the lab's, and in it the namespace forebay-quickstart. What is installed
-        /// there already is left as it is.
+        /// Use the cluster of $KUBECONFIG instead of the lab's, with the namespace forebay-quickstart. Anything already
+        /// installed there is not changed.
         #[arg(long)]
         existing_cluster: bool,
         /// Further argument for helm on an existing cluster, e.g. --helm=--set=image.repository=…; may be repeated.
         #[arg(long = "helm", allow_hyphen_values = true, requires = "existing_cluster")]
         helm_arguments: Vec<String>,
-        /// Then cut the power of a node, and show that another one serves its instance. Nodes of an existing cluster are left alone.
+        /// Afterwards, power off a node, and show that another node serves its instance. Not for nodes of an existing
+        /// cluster.
         #[arg(long, conflicts_with = "existing_cluster")]
         node_loss: bool,
-        /// Hold the cluster, with everything on it, until a signal.
+        /// Keep the cluster, with everything on it, until a signal.
         #[arg(long)]
         keep: bool,
     },
-    /// Run the scenarios on a cluster of the lab; ends with an error when one fails. Takes two images: the second is what an
-    /// upgrade goes to.
+    /// Run the scenarios on a cluster of the lab. Fails if a scenario fails. Takes two images: upgrades install the second.
     Test {
-        /// Only those with a name that contains one of these.
+        /// Only scenarios with a name that contains one of these.
         filters: Vec<String>,
         #[command(flatten)]
         on: On,
-        /// Show their names and end.
+        /// List their names and exit.
         #[arg(long)]
         list: bool,
     },
@@ -234,9 +233,9 @@ struct On {
 enum CacheCommand {
     /// Show all entries.
     List,
-    /// Remove the entries that the present recipes do not use. What scripts/ keep there (binaries, image-base) stays.
+    /// Remove the entries that the current recipes do not use. Entries of scripts/ (binaries, image-base) are kept.
     Prune {
-        /// Remove the ones in use, too.
+        /// Remove entries in use, too.
         #[arg(long)]
         all: bool,
     },

@@ -21,12 +21,12 @@ impl std::str::FromStr for Bytes {
             "T" | "Ti" | "TiB" => 40,
             _ => {
                 return Err(format!(
-                    "{text:?} is no size: use a number of bytes, or one with KiB, MiB, GiB or TiB"
+                    "{text:?} is not a size: use a number of bytes, or a number with KiB, MiB, GiB or TiB"
                 ));
             }
         };
         let number: u64 =
-            number.parse().map_err(|_| format!("{text:?} is no size: it must begin with a number"))?;
+            number.parse().map_err(|_| format!("{text:?} is not a size: it must begin with a number"))?;
         number.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("{text:?} is too large"))
     }
 }

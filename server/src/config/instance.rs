@@ -83,7 +83,7 @@ impl FromStr for InstanceAddress {
             Self::new(ip.parse().ok()?, prefix)
         });
         let found = parsed.ok_or_else(|| {
-            format!("{text:?} is no address with its network's prefix, like \"192.168.77.200/24\"")
+            format!("{text:?} is not an address with a prefix length, like \"192.168.77.200/24\"")
         })?;
         let ip = found.ip;
         let link_local = match ip {
@@ -91,7 +91,7 @@ impl FromStr for InstanceAddress {
             IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.to_ipv4_mapped().is_some(),
         };
         if found.prefix == 0 || ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || link_local {
-            return Err(format!("{text:?} is no address that clients of a network can mount"));
+            return Err(format!("{text:?} is not an address that clients on a network can reach"));
         }
         Ok(found)
     }
@@ -115,7 +115,8 @@ impl InstanceSection {
         if !self.name.is_empty() && !is_label(&self.name) {
             return wrong(
                 "name",
-                "must be 1 to 63 of a-z, 0-9 and '-', and begin and end with a letter or digit".to_owned(),
+                "must be 1 to 63 characters from a-z, 0-9 and '-', and begin and end with a letter or digit"
+                    .to_owned(),
             );
         }
         if self.cluster_uid.len() > CLUSTER_UID_BYTES_MAX || self.cluster_uid.chars().any(char::is_control) {
@@ -125,22 +126,22 @@ impl InstanceSection {
             );
         }
         if self.addresses.len() > INSTANCE_ADDRESSES_MAX {
-            return wrong("addresses", format!("at most {INSTANCE_ADDRESSES_MAX}"));
+            return wrong("addresses", format!("must be at most {INSTANCE_ADDRESSES_MAX} addresses"));
         }
         for (nth, address) in self.addresses.iter().enumerate() {
             if self.addresses[..nth].iter().any(|other| other.ip() == address.ip()) {
-                return wrong("addresses", format!("{} is there twice", address.ip()));
+                return wrong("addresses", format!("{} is listed twice", address.ip()));
             }
         }
         if !self.addresses.is_empty() && self.name.is_empty() {
-            return wrong("addresses", "addresses of an instance need instance.name".to_owned());
+            return wrong("addresses", "an instance with addresses needs instance.name".to_owned());
         }
         let interface = &self.interface;
         if interface.len() > INTERFACE_NAME_BYTES_MAX || interface.contains(['/', ' ']) {
-            return wrong("interface", format!("{interface:?} is no name of an interface"));
+            return wrong("interface", format!("{interface:?} is not the name of an interface"));
         }
         if self.addresses.is_empty() && !interface.is_empty() {
-            return wrong("interface", "goes with instance.addresses only".to_owned());
+            return wrong("interface", "needs instance.addresses".to_owned());
         }
         Ok(())
     }
@@ -198,13 +199,16 @@ mod tests {
     fn what_makes_no_sense_is_reported_with_its_line() {
         assert!(error("addresses = [\"10.0.0.1\"]\n").starts_with("server.toml:3: "));
         let twice = error("addresses = [\"10.0.0.1/24\", \"10.0.0.1/16\"]\n");
-        assert_eq!(twice, "server.toml:3: instance.addresses: 10.0.0.1 is there twice");
-        assert!(error("interface = \"eth1\"\n").contains("instance.interface: goes with"));
+        assert_eq!(twice, "server.toml:3: instance.addresses: 10.0.0.1 is listed twice");
+        assert!(error("interface = \"eth1\"\n").contains("instance.interface: needs instance.addresses"));
         assert!(error("addresses = [\"10.0.0.1/24\"]\ninterface = \"a/b\"\n").starts_with("server.toml:4: "));
         let listened = error("addresses = [\"10.0.0.1/24\"]\n[server]\nlisten = [\"10.0.0.1:445\"]\n");
-        assert!(listened.starts_with("server.toml:5: server.listen: 10.0.0.1 is not there"), "{listened}");
+        assert!(
+            listened.starts_with("server.toml:5: server.listen: 10.0.0.1 is assigned only while"),
+            "{listened}"
+        );
         let nameless =
             Config::parse("server.toml", &format!("[instance]\naddresses = [\"10.0.0.1/24\"]\n{POOL}"));
-        assert!(nameless.expect_err("it has no name").to_string().contains("need instance.name"));
+        assert!(nameless.expect_err("it has no name").to_string().contains("needs instance.name"));
     }
 }

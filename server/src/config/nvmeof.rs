@@ -25,7 +25,7 @@ pub(super) const OPTIONS: &[OptionHelp] = &[
     option(
         "nqn",
         "\"nqn.2026-01.io.example:pool\"",
-        "NVMe Qualified Name of the target's subsystem. Required, and so are instance.name and instance.epoch: the reservation belongs to them.",
+        "NVMe Qualified Name of the target's subsystem. Required, as are instance.name and instance.epoch: they own the reservation.",
     ),
     option(
         "namespace",
@@ -35,28 +35,28 @@ pub(super) const OPTIONS: &[OptionHelp] = &[
     option(
         "paths",
         "[\"tcp://192.168.77.1:4420\"]",
-        "Paths to the subsystem, \"tcp://ADDRESS:PORT\" or \"rdma://ADDRESS:PORT\". Required. Several need native NVMe multipath in the kernel.",
+        "Paths to the subsystem, \"tcp://ADDRESS:PORT\" or \"rdma://ADDRESS:PORT\". Required. More than one path needs native NVMe multipath in the kernel.",
     ),
     option("node", "\"\"", "Name of this machine in its host NQN. \"\": its host name."),
     option(
         "machine_id",
         "\"\"",
-        "What this machine is, whatever its name, such as its system UUID: part of its host NQN, so that a machine that takes the name of a lost one is another host. An operator sets it; \"\": none.",
+        "Identity of this machine, independent of its name, such as its system UUID. It is part of the host NQN, so that a machine that takes the name of a lost one is another host. Set by an operator. \"\": none.",
     ),
     option(
         "adopt_key",
         "\"\"",
-        "A key as a refused start shows it, 0x and 16 hexadecimal digits: the namespace is taken from that owner, which is another cluster's instance of this name. Only where nothing of that cluster runs any more. \"\": none.",
+        "Key from the error of a refused start, 0x and 16 hexadecimal digits: the namespace is taken from that owner, an instance of the same name in another cluster. Use it only if nothing of that cluster runs any more. \"\": none.",
     ),
     option(
         "format",
         "false",
-        "Make an XFS on the namespace if it is blank. A namespace that holds anything else is refused.",
+        "Create an XFS file system on the namespace if it is blank. A namespace that holds anything else is refused.",
     ),
     option(
         "write_through",
         "true",
-        "Data, sizes and names are on the namespace before a WRITE or CREATE is answered, so that a failover loses nothing that was acknowledged. false: faster, but what was not flushed is lost in a failover, and Linux clients may not report it.",
+        "Data, sizes and names are on the namespace before a WRITE or CREATE is answered, so that a failover loses nothing that was acknowledged. false: faster, but a failover loses what was not flushed, and Linux clients may not report it.",
     ),
     option(
         "dhchap_key",
@@ -78,11 +78,11 @@ pub(super) const OPTIONS: &[OptionHelp] = &[
         "1",
         "Version of the TLS identity for the target, 0 or 1; the target must use the same.",
     ),
-    option("connect_time_s", "60", "Seconds to wait for target and namespace at start, 1 to 3600."),
+    option("connect_time_s", "60", "Seconds to wait for the target and the namespace at start, 1 to 3600."),
     option(
         "keep_alive_s",
         "5",
-        "Seconds between two keep-alives, 1 to 120. A target takes up to twice as long to cut off a host that hangs.",
+        "Seconds between two keep-alives, 1 to 120. A target can take up to twice as long to cut off a host that hangs.",
     ),
     option(
         "loss_time_s",
@@ -209,16 +209,13 @@ impl NvmeofSection {
         let wrong = |key, message: &str| Err((key, message.to_owned()));
         // These two determine which instance may take over the namespace.
         if instance.name.is_empty() {
-            return wrong(
-                "nqn",
-                "a pool on a namespace needs instance.name, which its reservation is taken for",
-            );
+            return wrong("nqn", "a pool on a namespace needs instance.name, which owns its reservation");
         }
         if u32::try_from(instance.epoch).map_or(true, |epoch| epoch == 0) {
             return wrong("nqn", "a pool on a namespace needs instance.epoch, from 1 to 4294967295");
         }
         if self.paths.is_empty() {
-            return wrong("paths", "no path: give at least one, like \"tcp://192.168.1.1:4420\"");
+            return wrong("paths", "no path: set at least one, like \"tcp://192.168.1.1:4420\"");
         }
         for (key, path) in [
             ("dhchap_key", &self.dhchap_key),
@@ -230,12 +227,12 @@ impl NvmeofSection {
             }
         }
         if self.dhchap_key.as_os_str().is_empty() && !self.dhchap_controller_key.as_os_str().is_empty() {
-            return wrong("dhchap_controller_key", "goes with dhchap_key only");
+            return wrong("dhchap_controller_key", "needs dhchap_key");
         }
         let clear = self.paths.iter().find(|path| path.transport != Transport::Tcp);
         if let Some(path) = clear.filter(|_| !self.tls_key.as_os_str().is_empty()) {
-            let what = format!("TLS is for NVMe/TCP only, and what goes by {path} would be in the clear");
-            return Err(("tls_key", format!("{what}: leave that path out, or the key")));
+            let what = format!("TLS is for NVMe/TCP only, and I/O over {path} would be unencrypted");
+            return Err(("tls_key", format!("{what}: remove that path or the key")));
         }
         if self.identity_version().is_none() {
             return wrong("tls_identity", "must be 0 or 1");
@@ -262,7 +259,7 @@ impl NvmeofSection {
         if !self.adopt_key.is_empty() && self.adopts().is_none() {
             return wrong(
                 "adopt_key",
-                "must be a key as a refused start tells it: 0x and 16 hexadecimal digits",
+                "must be a key as reported by a refused start: 0x and 16 hexadecimal digits",
             );
         }
         Ok(())
@@ -322,7 +319,7 @@ mod tests {
         assert!(with("connect_time_s = 0\n").contains("pool.nvmeof.connect_time_s"));
         assert!(with("keep_alive_s = 0\n").contains("pool.nvmeof.keep_alive_s"));
         assert!(with("dhchap_key = \"key\"\n").contains("pool.nvmeof.dhchap_key: must be an absolute path"));
-        assert!(with("dhchap_controller_key = \"/key\"\n").contains("goes with dhchap_key only"));
+        assert!(with("dhchap_controller_key = \"/key\"\n").contains("needs dhchap_key"));
         assert!(with("tls_key = \"key\"\n").contains("pool.nvmeof.tls_key: must be an absolute path"));
         assert!(with("tls_identity = 2\n").contains("pool.nvmeof.tls_identity: must be 0 or 1"));
         assert!(with("formatt = true\n").starts_with("server.toml:11: "));
