@@ -27,7 +27,7 @@ use support::{Client, Daemon, Place, engines, until};
 
 const SEED: u64 = 20_261_122;
 const KILLS: u64 = 200;
-/// One in this many kills hits a server that is starting.
+/// Every `STARTING_EVERY`-th kill hits a server that is starting.
 const STARTING_EVERY: u64 = 6;
 /// Longest time from the first operation to the kill.
 const LIFE_US_MAX: u64 = 60_000;
