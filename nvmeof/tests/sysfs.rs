@@ -1,4 +1,4 @@
-//! The contents of sysfs, and changes of them.
+//! What sysfs reports, the changes that it reports, and the connections planned from it.
 #![allow(clippy::unwrap_used)]
 
 mod tree;

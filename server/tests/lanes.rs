@@ -71,7 +71,7 @@ fn changes_that_wait_for_the_file_system_delay_no_look_up() {
         look_up(&mut other, "nothing 1");
         // Also on the connection with the waiting requests: this one is answered first there.
         look_up(&mut flood, "nothing 2");
-        // More than one connection may have in a lane: only this connection is held back.
+        // More requests than one connection may have in a lane: only this connection is held back.
         (64..400).for_each(|i| create(&mut flood, i));
         for i in 3..20 {
             look_up(&mut other, &format!("nothing {i}"));

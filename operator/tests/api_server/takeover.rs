@@ -243,7 +243,7 @@ async fn a_lost_node_is_left_whenever_the_operator_is_killed_on_the_way() {
             if *spent.borrow() {
                 return Ok(false);
             }
-            // What the StatefulSet controller does continuously.
+            // Plays the StatefulSet controller, which does this continuously.
             let set = sets.get("l-0").await.map_err(|e| e.to_string())?;
             let seen = json!({ "status": { "observedGeneration": set.metadata.generation, "replicas": 1 } });
             let _ = sets.patch_status("l-0", &PatchParams::default(), &Patch::Merge(&seen)).await;

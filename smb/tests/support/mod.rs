@@ -163,7 +163,7 @@ pub struct Client {
     signing: SigningAlgorithm,
     preauth: PreauthHash,
     keys: Option<Keys>,
-    /// What NTLM exports.
+    /// The session key that NTLM exports.
     session_key: [u8; 16],
     /// A binding is in progress: all its answers except the last are signed with the session's key.
     binding: bool,

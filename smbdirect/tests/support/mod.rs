@@ -334,7 +334,7 @@ impl Pair {
         }
     }
 
-    /// Lets time pass; each side handles its timers when they are due.
+    /// Advances time; each side handles its timers when they are due.
     pub(crate) fn advance(&mut self, by: Duration) {
         let until = self.now + by;
         loop {

@@ -1,4 +1,4 @@
-//! What the server asks clients to give up.
+//! Breaks that the server sends to clients.
 
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;

@@ -1,4 +1,4 @@
-//! What happens to clients.
+//! Events that happen to clients.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{Host, World};
 use crate::histories::model::{CacheId, NONE};
 
 impl World {
-    /// Lets time pass. A client that has not answered a break in time loses what it held.
+    /// Advances time. A client that has not answered a break in time loses what it held.
     pub(super) fn pass(&mut self, time: Duration) {
         self.note(format!("{time:?} pass"));
         // The server's clock ticks before and after.

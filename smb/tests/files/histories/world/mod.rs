@@ -204,7 +204,7 @@ impl World {
             self.mail.extend(self.lab.server.take_mail());
             let Some((to, _)) = self.mail.first() else { break };
             // The server notifies a client of a break before it answers later requests. On a network the two can cross: with a
-            // lease of version 2 the epoch shows this; with others the client then assumes that it may cache less than it may.
+            // lease of version 2 the epoch shows this; with others the client then assumes fewer caching rights than it has.
             let is_break =
                 |(receiver, what): &&(ConnectionId, Mail)| receiver == to && matches!(what, Mail::Break(_));
             let at = self.mail.iter().position(|mail| is_break(&mail)).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What programs do with open files.
+//! Operations of programs on open files.
 
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
