@@ -118,7 +118,7 @@ fn handles_of_an_earlier_start_mean_no_other_file_and_flush_what_they_wrote() {
     };
     assert_eq!(restarted(&|| ()), NtStatus::SUCCESS);
     assert_eq!(restarted(&|| ()), NtStatus::SUCCESS, "nor does a second start forget");
-    // An earlier boot of the machine may have lost data that was in memory.
+    // Data that an earlier boot of the machine had in memory may be lost.
     let starts = place.pool().join(".forebay/starts");
     let other_boot = || {
         // Two slots, each with magic, sequence, length and checksum before the list. The test writes the format of versions

@@ -1,5 +1,5 @@
-//! A server with an engine that is monitored and delayed: more writers than memory, on a disk that is slower than all of them
-//! together; and the work of an event loop in one turn.
+//! A server with an engine that is monitored and delayed: more writers than the memory allows, on a disk that is slower than
+//! all of them together; and the work of an event loop in one turn.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;

@@ -1,4 +1,4 @@
-//! More writers than memory, against a real server with 64 event loops, on a disk that is slower than all of them together.
+//! More writers than the memory allows, against a real server with 64 event loops, on a disk slower than all of them together.
 //!
 //! The pool is a write-through XFS on a disk that QEMU throttles: every WRITE waits for that disk.
 #![allow(clippy::unwrap_used, reason = "tests")]

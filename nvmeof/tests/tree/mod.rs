@@ -80,7 +80,7 @@ pub fn nqn() -> Nqn {
     "nqn.2026-01.io.example:pool".parse().unwrap()
 }
 
-/// The instance that the controllers in the trees are connected to.
+/// The subsystem, with the host identity of the instance that connected the trees' controllers.
 pub fn wanted() -> Subsystem {
     Subsystem::new(nqn(), HostIdentity::of("fast-0", "node-a").unwrap())
 }
