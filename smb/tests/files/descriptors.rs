@@ -67,7 +67,7 @@ fn a_list_grants_and_denies() {
     assert_eq!(may(&mut client, file("a"), WRITE), Err(DENIED));
     assert_eq!(may(&mut client, file("a"), READ | AccessMask::FILE_EXECUTE), Err(DENIED));
     assert_eq!(may(&mut client, file("a"), AccessMask::GENERIC_WRITE), Err(DENIED));
-    // The access that the list grants.
+    // The maximal access.
     let query = RequestContext::QueryMaximalAccess(None);
     let open = file("a").access(AccessMask::MAXIMUM_ALLOWED).context(query);
     let opened = open.send(&mut client).unwrap();

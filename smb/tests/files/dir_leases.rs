@@ -446,7 +446,7 @@ fn writes_that_others_see_at_once_break_each_lease_at_once() {
         assert!(a.answers.is_empty());
         acknowledge_lease(&mut a, D, NONE);
     }
-    // In another directory, leases can exist.
+    // Another directory can have other leases.
     close_of(&mut b, &directory("d"));
     let (_, state, _) = leased(&mut a, "d", OTHER, RH);
     assert_eq!(state, RH);
