@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Makes Forebay's image as an OCI archive, without Docker, Podman or Buildah: scripts/image.sh OUT.tar [option ...]
+# Builds Forebay's image as an OCI archive, without Docker, Podman or Buildah: scripts/image.sh OUT.tar [option ...]
 #   --version V      tag of the image (default: the workspace's version)
-#   --name NAME      its name (default: docker.io/forebay/forebay)
-#   --binaries DIR   take the binaries from there (default: build them, or take them from the cache)
-#   --also NAME      take this binary along, too; may be repeated
-#   --plain          leave the layers uncompressed: larger, but quicker to make and to import
-# or an image of one static program and nothing else:
-#   --static FILE    its entry point is /NAME-OF-FILE; needs --name and --version
+#   --name NAME      name of the image (default: docker.io/forebay/forebay)
+#   --binaries DIR   take the binaries from this folder (default: build them, or take them from the cache)
+#   --also NAME      include this binary as well; can be repeated
+#   --plain          leave the layers uncompressed: larger, but quicker to build and to import
+# or an image with one static program and nothing else:
+#   --static FILE    the entry point is /NAME-OF-FILE; needs --name and --version
 #
 #   ctr -n k8s.io images import OUT.tar    podman load -i OUT.tar    docker load -i OUT.tar
 # The same inputs give the same bytes. The base (Debian of the release that the binaries were built on, and the packages of
-# image/packages) is made once and kept in the cache; FOREBAY_IMAGE_REFRESH=1 makes it again with newer packages.
+# image/packages) is built once and cached; FOREBAY_IMAGE_REFRESH=1 rebuilds it with newer packages.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/prepare.sh
@@ -36,10 +36,10 @@ done
 case $out in /*) ;; *) out=$OLDPWD/$out ;; esac
 cache=${FOREBAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay}
 
-# newest_glibc FILE ...: the newest version of glibc that these files speak of.
+# newest_glibc FILE ...: the newest version of glibc that these files refer to.
 newest_glibc() { grep -aohE 'GLIBC_2\.[0-9]+' "$@" | sort -V | tail -n 1; }
 
-# pack TAR: gzips it where that is wanted and prints its name.
+# pack TAR: gzips it if requested, and prints its name.
 pack() {
     [ -z "$suffix" ] || gzip -n "$1"
     echo "$1$suffix"
@@ -53,7 +53,7 @@ archives() {
             awk -v release="$1" '$2 == "main" && ($1 == release || $1 == release "-security" || $1 == release "-updates") { print "deb", $3, $1, $2 }' | sort -u
     }
     found=$(find_archives "$1")
-    # apt names only what it has lists of.
+    # apt lists only archives that it has indexes of.
     if [ -z "$found" ] && [ "$(id -u)" -eq 0 ]; then
         apt-get update -qq >&2
         found=$(find_archives "$1")
@@ -72,7 +72,7 @@ archives() {
 prepare_base() {
     local release key work sources script
     release=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
-    # Binaries need the C library of where they were built, or a newer one.
+    # Binaries need the C library that they were built with, or a newer one.
     case $release in bookworm | trixie) ;; *) release=trixie ;; esac
     script=$(cat image/base.sh)
     key=$(printf '%s\n' "$release" "$(cat image/packages)" "$script" "layout 2" | sha256sum | cut -c1-20)
@@ -89,7 +89,7 @@ prepare_base() {
     echo "making the image's base (Debian $release; a minute, once)"
     rm -rf "$work/.$key"
     mkdir "$work/.$key"
-    # The hook is a file: mmdebstrap runs it as it makes the tree, in a user namespace where it has to.
+    # The hook is a file: mmdebstrap runs it while it builds the tree, in a user namespace if necessary.
     printf '%s\n' "$script" >"$work/.$key/base.sh"
     SOURCE_DATE_EPOCH=0 mmdebstrap --variant=minbase --quiet --skip=output/dev \
         --keyring=/usr/share/keyrings/debian-archive-keyring.gpg \
@@ -131,7 +131,7 @@ prepare_base
 mkdir -p "$scratch/root/usr/local/bin"
 for program in $(grep -v '^#' image/binaries) "${also[@]}"; do
     [ -e "$binaries/$program" ] || { echo "image.sh: $binaries has no $program" >&2; exit 1; }
-    # Debug information is nine tenths of them.
+    # Nine tenths of their size is debug information.
     strip --strip-debug -o "$scratch/root/usr/local/bin/$program" "$binaries/$program"
     chmod 755 "$scratch/root/usr/local/bin/$program"
 done

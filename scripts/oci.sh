@@ -1,6 +1,6 @@
-# Sourced: writes OCI image archives with nothing but coreutils and tar. What goes in decides every byte that comes out.
+# Sourced: writes OCI image archives with only coreutils and tar. The output depends only on the input, byte by byte.
 
-# tar_layer OUT FOLDER: what is in the folder, everything owned by root, nothing that depends on when or where.
+# tar_layer OUT FOLDER: the contents of the folder, owned by root, independent of time and place.
 tar_layer() {
     local entries
     entries=$(cd "$2" && LC_ALL=C ls)
@@ -8,9 +8,9 @@ tar_layer() {
     tar --create --file "$1" --directory "$2" --format=gnu --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner $entries
 }
 
-# oci_write OUT REFERENCE CONFIG LAYER...: an archive that `ctr images import`, `podman load` and `docker load` take.
-# REFERENCE is the full name with its tag; CONFIG the members of the image's "config" object, as JSON; each LAYER a tar,
-# gzipped where its name ends in .gz.
+# oci_write OUT REFERENCE CONFIG LAYER...: an archive that `ctr images import`, `podman load` and `docker load` accept.
+# REFERENCE is the full name with its tag; CONFIG the members of the image's "config" object, as JSON; each LAYER a tar, gzipped
+# if its name ends in .gz.
 oci_write() {
     local out=$1 reference=$2 config=$3 work layer digest plain size kind architecture layers='' diffs='' files=''
     shift 3

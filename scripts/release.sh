@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes the files of a release, for the architecture of this machine: scripts/release.sh [option ...]
-#   --out DIR        where they go (default: target/release-VERSION)
-#   --binaries DIR   take the binaries from there (default: build them, or take them from the cache)
+# Builds the files of a release, for the architecture of this machine: scripts/release.sh [option ...]
+#   --out DIR        output folder (default: target/release-VERSION)
+#   --binaries DIR   take the binaries from this folder (default: build them, or take them from the cache)
 #   --helm PROGRAM   Helm 3.8 or newer (default: helm in the PATH)
-#   --dry-run        check the tree, and print what would be made and published; builds, writes and downloads nothing
+#   --dry-run        check the tree, and print what would be built and published; builds, writes and downloads nothing
 #
-# It makes:
+# It builds:
 #   forebay-VERSION-linux-ARCH.tar                  the image, an OCI archive (scripts/image.sh)
 #   forebay-VERSION.tgz                             the chart, as `helm push` takes it
 #   kubectl-forebay-VERSION-linux-ARCH.tar.gz       the kubectl plugin, with the licence
@@ -13,7 +13,7 @@
 #   SHA256SUMS                                      checksums of all of these
 # and prints the commands that publish them. It publishes and signs nothing itself.
 # A release needs a clean tree, one version in Cargo.toml and the chart, and a dated section of it in CHANGELOG.md; the dry run
-# reports what is missing and goes on.
+# reports what is missing and continues.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/prepare.sh

@@ -1,4 +1,4 @@
-//! The reference in docs/reference: the command line as the code has it.
+//! The reference in docs/reference: the command line as in the code.
 
 use forebay_testing::generated;
 

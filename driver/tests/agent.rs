@@ -1,5 +1,5 @@
-//! A node of a Kubernetes cluster: registered by a kubelet (played by the test) and published on a real API
-//! server with exactly the chart's rights.
+//! A node of a Kubernetes cluster: registered by a kubelet (played by the test) and published on a real API server with exactly
+//! the chart's rights.
 #![allow(clippy::unwrap_used)]
 
 mod process;
@@ -56,7 +56,7 @@ fn cluster() -> LocalApiServer {
     api
 }
 
-/// Takes every device plugin.
+/// A kubelet that accepts every device plugin.
 struct Kubelet(tokio::sync::mpsc::UnboundedSender<RegisterRequest>);
 
 #[tonic::async_trait]
@@ -70,7 +70,7 @@ impl device_plugin::registration_server::Registration for Kubelet {
     }
 }
 
-/// Waits until all of the 64 shares are so.
+/// Waits until all of the 64 shares have this health.
 async fn until_shares_are(list: &mut Streaming<ListAndWatchResponse>, health: &str) {
     let look = async {
         loop {
@@ -119,7 +119,7 @@ impl Node {
         RegistrationClient::new(connect(&mut self.driver, &socket).await)
     }
 
-    /// The kubelet's part of a device plugin's registration: what the driver registers, and the list that it then gives.
+    /// Plays the kubelet in a device plugin's registration. Returns what the driver registers, and the list that it then sends.
     async fn devices(&mut self) -> (RegisterRequest, Streaming<ListAndWatchResponse>) {
         let folder = self.dir.path().join("device-plugins");
         let listener = tokio::net::UnixListener::bind(folder.join("kubelet.sock")).unwrap();
@@ -145,7 +145,7 @@ impl Node {
         answer
     }
 
-    /// Waits until the agent has looked so often more without anything to publish.
+    /// Waits until the agent has checked this many more times with nothing to publish.
     fn looks_again(&mut self, times: usize) {
         let looks =
             |driver: &Process| driver.log().matches("looked at the node, nothing has changed").count();
@@ -157,7 +157,7 @@ impl Node {
         }
     }
 
-    /// Waits until the published node is so.
+    /// Waits until the published node fulfils `holds`.
     fn published(&mut self, api: &LocalApiServer, holds: impl Fn(&StorageNodeStatus) -> bool) -> Value {
         let started = Instant::now();
         loop {
@@ -175,7 +175,7 @@ impl Node {
     }
 }
 
-/// A network device of this machine that has an address others could reach.
+/// A network device of this machine with an address that others could reach.
 fn own_netdev() -> Option<(String, IpAddr)> {
     let of = |a: if_addrs::Interface| (a.name.clone(), a.ip());
     let fits =
@@ -204,11 +204,11 @@ async fn a_node_is_registered_and_published() {
     assert!(readiness.contains("503") && readiness.contains("has not registered"), "{readiness}");
     let status = RegistrationStatus { plugin_registered: true, error: String::new() };
     kubelet.notify_registration_status(status).await.unwrap();
-    // With the kernel's SMB client or without it.
+    // Regardless of whether the kernel has an SMB client.
     let readiness = node.readiness().await;
     assert!(readiness.starts_with("HTTP/1.1 200") && readiness.contains("ready"), "{readiness}");
 
-    // Containers may have the node's RDMA devices as long as a port is usable.
+    // Containers can use the node's RDMA devices as long as a port is usable.
     let (registered, mut shares) = node.devices().await;
     assert_eq!(registered.resource_name, "storage.forebay.io/rdma");
     until_shares_are(&mut shares, if has_port { "Healthy" } else { "Unhealthy" }).await;
@@ -232,7 +232,7 @@ async fn a_node_is_registered_and_published() {
     };
     assert_eq!(condition(&status, "Ready").as_deref(), Some("True"));
 
-    // What others say of the node stays, and nothing is written while nothing changes.
+    // Fields of other managers stay, and nothing is written while nothing changes.
     let patch = json!({"spec": {"unschedulable": true}}).to_string();
     api.kubectl().run(&["patch", "storagenode", NODE, "--type=merge", "-p", &patch]).unwrap();
     let before = api.kubectl().get(&["storagenode", NODE]).unwrap();
@@ -258,17 +258,17 @@ async fn a_node_is_registered_and_published() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_driver_that_the_kubelet_refuses_ends_and_says_why() {
-    // No API server is there: the node registers all the same.
+    // There is no API server; the node registers nevertheless.
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = dir.path().join("kubeconfig");
     let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}]\n\
         contexts: [{name: c, context: {cluster: c, user: u}}]\nusers: [{name: u, user: {}}]\n";
     fs::write(&kubeconfig, text).unwrap();
     let mut node = Node::start(&kubeconfig, &[]);
-    // It asks more than once: a kubelet may just be busy.
+    // The driver retries: the kubelet may only be busy.
     for times in 1..=3 {
         let error = "a plugin of this name is registered".to_owned();
-        // It may be gone before its answer is.
+        // The driver may exit before its answer arrives.
         let mut kubelet = node.kubelet().await;
         let _ =
             kubelet.notify_registration_status(RegistrationStatus { plugin_registered: false, error }).await;

@@ -1,4 +1,4 @@
-//! The driver in a Kubernetes cluster: its process with the chart's rights, a real API server, real servers as instances.
+//! The driver in a Kubernetes cluster: its process with the chart's rights, a real API server, and real servers as instances.
 #![allow(clippy::unwrap_used)]
 
 mod process;
@@ -26,7 +26,7 @@ use tonic::{Code, Status};
 use town::{Authority, BACKEND, CLUSTER, Town, start_in_kubernetes};
 use volumes::{MIB, capability, code, map, range};
 
-/// Whether the API server has the controllers beside it: nothing here needs them.
+/// Whether the API server runs with the controllers, which nothing here needs.
 const WITH_CONTROLLERS: bool = false;
 const PASSWORD: &str = "a-password-from-before-the-crash";
 
@@ -84,7 +84,7 @@ async fn a_volume_is_made_once_and_has_credentials_of_its_own() {
     let other = town.create(create("pvc-2", MIB)).await.unwrap();
     assert_ne!(town.record("pvc-2").await.unwrap().data.unwrap()["password"].0, password.as_bytes());
 
-    // The server has just these credentials.
+    // The server has exactly these credentials.
     let mut server = town.instances[0].admin().await;
     let stat = server.stat_volume(admin::StatVolumeRequest { volume_id: "pvc-1".into() }).await.unwrap();
     let there = stat.into_inner().volume.unwrap();
@@ -155,13 +155,13 @@ async fn requests_that_cannot_be_met_leave_nothing() {
     }
     assert_eq!((town.volumes().await, town.records().await), (vec![0], 0));
 
-    // Nor does a record if its instance turns out not to have the room: another one may.
+    // Nor does a record stay if its instance lacks the room: another instance may have it.
     town.write_record("pvc-1", "c-0", PASSWORD).await;
     let status = town.create(create("pvc-1", 1 << 60)).await.expect_err("an exbibyte");
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     assert_eq!((town.volumes().await, town.records().await), (vec![0], 0));
 
-    // Nor while there is no instance that could.
+    // Nor while no instance could have it.
     town.statuses[0].phase = InstancePhase::NotReady;
     town.statuses[0].message = "its pod does not start: ImagePullBackOff".into();
     town.tell().await;
@@ -244,14 +244,14 @@ async fn volumes_are_spread_and_seen_wherever_they_are() {
         assert_eq!(code(town.controller.get_capacity(ask(&[pair])).await), Code::InvalidArgument, "{pair:?}");
     }
 
-    // A list that lacks the volumes of an instance would say that they are gone.
+    // A list without the volumes of an instance would imply that they are gone.
     town.instances[1].kill();
     let status = town.list(0, "").await.expect_err("one is away");
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.message().contains("c-1"), "{status}");
     let capacity = town.controller.get_capacity(ask(&[("cluster", CLUSTER)])).await.unwrap().into_inner();
     assert_eq!(Some(capacity.available_capacity), capacity.maximum_volume_size, "of the other one");
-    // The next volume goes where it can.
+    // The next volume is placed on an available instance.
     let volume = town.create(create("pvc-5", MIB)).await.unwrap();
     assert_eq!(volume.volume_id, "c-0/pvc-5");
 }
@@ -282,11 +282,11 @@ async fn a_call_goes_on_where_a_crash_ended_the_last_one() {
     assert_eq!(volume.volume_id, "c-1/pvc-1");
     assert_eq!(town.volumes().await, [0, 1]);
 
-    // The password is that of the record, whatever restarts.
+    // The record determines the password, regardless of restarts.
     let mut again = town.another_controller().await;
     assert_eq!(again.create_volume(request).await.unwrap().into_inner().volume.unwrap(), volume);
 
-    // A changed mind is not the same volume.
+    // A request with other parameters is not for the same volume.
     let status = controller.create_volume(create("pvc-1", 5 * MIB)).await.expect_err("larger");
     assert_eq!(status.code(), Code::AlreadyExists, "{status}");
     assert!(status.message().contains("capacity"), "{status}");
@@ -348,7 +348,7 @@ async fn many_claims_at_once_are_spread() {
 async fn what_a_cluster_leaves_behind_is_not_forgotten() {
     let mut town = Town::new(1).await;
     let volume = town.create(create("pvc-1", MIB)).await.unwrap();
-    // An instance that was taken away held nothing; its record is placed again.
+    // An instance that was removed held nothing; the driver places its record again.
     town.write_record("pvc-2", "c-5", PASSWORD).await;
     let status = town.create(create("pvc-2", MIB)).await.expect_err("removed");
     assert_eq!(status.code(), Code::Unavailable, "{status}");
@@ -356,7 +356,7 @@ async fn what_a_cluster_leaves_behind_is_not_forgotten() {
     town.write_record("pvc-3", "c-5", PASSWORD).await;
     assert_eq!(town.delete("c-5/pvc-3").await, Code::Ok);
     assert!(town.record("pvc-3").await.is_none());
-    // A Secret that another program manages is left alone.
+    // The driver does not touch a Secret that another program manages.
     town.write_record("pvc-4", "c-0", PASSWORD).await;
     let patch = Patch::Merge(json!({ "metadata": { "labels": { names::LABEL_MANAGED_BY: "another" } } }));
     town.secrets().patch("forebay-pvc-4", &PatchParams::default(), &patch).await.unwrap();
@@ -382,7 +382,7 @@ async fn a_secret_lives_as_long_as_its_volume() {
     let mut town = Town::new(1).await;
     let volume = town.create(create("pvc-1", MIB)).await.unwrap();
     let before = town.record("pvc-1").await.unwrap();
-    // A user deletes it: it stays, and so does what it holds.
+    // A user deletes the Secret: it stays, with its data.
     town.secrets().delete("forebay-pvc-1", &DeleteParams::default()).await.unwrap();
     let marked = town.record("pvc-1").await.expect("the volume is there");
     assert!(marked.metadata.deletion_timestamp.is_some());
@@ -391,7 +391,7 @@ async fn a_secret_lives_as_long_as_its_volume() {
     assert_eq!(town.delete(&volume.volume_id).await, Code::Ok);
     assert!(town.record("pvc-1").await.is_none());
 
-    // What is in it is of no use: the volume can be deleted all the same.
+    // Its data is unusable, but the volume can still be deleted.
     let volume = town.create(create("pvc-2", MIB)).await.unwrap();
     let spoiled = Patch::Merge(json!({ "data": { "password": null } }));
     town.secrets().patch("forebay-pvc-2", &PatchParams::default(), &spoiled).await.unwrap();
@@ -430,11 +430,11 @@ async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
     for password in [&first, &second].into_iter().flatten() {
         assert!(!said.contains(password.as_str()));
     }
-    // The server has it as the volume's, so the same request finds the same volume.
+    // The server uses it as the volume's password, so the same request finds the same volume.
     assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume);
 
-    // A crash after the server got it: the Secret still has a password that the server takes, and the next run uses the
-    // one that was meant to be next.
+    // A crash after the server received the password: the Secret still has a password that the server accepts, and the next run
+    // uses the intended next one.
     let cut_off = Patch::Merge(json!({ "stringData": { "password-next": PASSWORD } }));
     town.secrets().patch("forebay-pvc-1", &PatchParams::default(), &cut_off).await.unwrap();
     let (done, said) = rotate(&town, &[&volume.volume_id]);
@@ -442,7 +442,7 @@ async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
     let [third, previous, next] = passwords(town.record("pvc-1").await.unwrap());
     assert_eq!((third.as_deref(), previous, next), (Some(PASSWORD), second, None));
 
-    // All volumes with a PersistentVolume, and only those of an age.
+    // All volumes with a PersistentVolume, and then only those of a certain age.
     town::give_rights(&town.namespace);
     let persistent = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": format!("pv-{}", town.namespace)},
         "spec": {"capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteMany"], "csi": {"driver": "csi.forebay.io",
@@ -467,7 +467,7 @@ async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
     let [fourth, previous, _] = passwords(town.record("pvc-1").await.unwrap());
     assert_eq!((fourth == third, previous), (false, third));
 
-    // Lost, finalizer and all.
+    // The Secret is lost, including its finalizer.
     let forced = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
     town.secrets().patch("forebay-pvc-1", &PatchParams::default(), &forced).await.unwrap();
     town.secrets().delete("forebay-pvc-1", &DeleteParams::default()).await.unwrap();
@@ -485,7 +485,7 @@ async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
 async fn a_record_without_a_volume_holds_up_nothing_that_goes() {
     let mut town = Town::new(2).await;
     let volume = town.create(create("pvc-1", MIB)).await.unwrap();
-    // An instance that is asked to go: the operator waits for every record on it.
+    // An instance that is being removed: the operator waits for every record on it.
     town.write_record("pvc-2", "c-1", PASSWORD).await;
     town.statuses[1].phase = InstancePhase::Removing;
     town.tell().await;
@@ -493,7 +493,7 @@ async fn a_record_without_a_volume_holds_up_nothing_that_goes() {
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(town.record("pvc-2").await.is_none());
     assert_eq!(town.create(create("pvc-2", MIB)).await.unwrap().volume_id, "c-0/pvc-2");
-    // One that is to go, which the operator has not said yet.
+    // An instance that is to be removed, but the operator has not reported that yet.
     town.statuses[1].phase = InstancePhase::Ready;
     town.tell().await;
     town.write_record("pvc-3", "c-1", PASSWORD).await;
@@ -501,14 +501,14 @@ async fn a_record_without_a_volume_holds_up_nothing_that_goes() {
     town.clusters().patch(CLUSTER, &PatchParams::default(), &fewer).await.unwrap();
     assert_eq!(code(town.controller.create_volume(create("pvc-3", MIB)).await), Code::Unavailable);
     assert!(town.record("pvc-3").await.is_none());
-    // One that only starts keeps its record.
+    // An instance that is only starting keeps its record.
     town.write_record("pvc-3", "c-0", PASSWORD).await;
     town.statuses[0].phase = InstancePhase::Starting;
     town.tell().await;
     assert_eq!(code(town.controller.create_volume(create("pvc-3", MIB)).await), Code::Unavailable);
     assert!(town.record("pvc-3").await.is_some());
 
-    // A cluster that is being deleted, as long as its finalizer stays.
+    // A cluster that is being deleted, while its finalizer remains.
     let held = Patch::Merge(json!({ "metadata": { "finalizers": ["example.com/held"] } }));
     town.clusters().patch(CLUSTER, &PatchParams::default(), &held).await.unwrap();
     town.clusters().delete(CLUSTER, &DeleteParams::default()).await.unwrap();
@@ -528,7 +528,7 @@ async fn a_controller_that_missed_the_removal_of_an_instance_is_counted() {
         tokio::spawn(async move { controller.create_volume(create(&format!("pvc-{n}"), MIB)).await })
     });
     let calls: Vec<_> = calls.collect();
-    // In the middle of it, as the operator does it: it tells, then it counts.
+    // In the middle of the calls, in the operator's order: it reports first, then it counts.
     let started = Instant::now();
     while town.records().await < 2 {
         assert!(started.elapsed() < process::DEADLINE);
@@ -546,7 +546,7 @@ async fn a_controller_that_missed_the_removal_of_an_instance_is_counted() {
     }
     let made = town.instances[1].volumes().await;
     assert!(made.iter().all(|share| counted.contains(share)), "{made:?} are there, counted were {counted:?}");
-    // All that was given up finds its place.
+    // Every volume that was given up finds a place.
     for n in 0..CLAIMS {
         town.create(create(&format!("pvc-{n}"), MIB)).await.unwrap();
     }
@@ -568,18 +568,18 @@ async fn a_new_certificate_is_taken_without_a_restart() {
         ("of another name", &misnamed, &pem),
         ("and the server is not known", &good, &other),
     ] {
-        // A new driver, for an open channel goes on.
+        // A new driver, because an open channel would continue.
         town.write_certificate(certificate, authority).await;
         let mut controller = town.another_controller().await;
         let status = controller.create_volume(create("pvc-1", MIB)).await.expect_err(what);
         assert_eq!(status.code(), Code::Unavailable, "{what}: {status}");
         assert!(status.message().contains("c-0"), "{what}: {status}");
-        // Both authorities, as while one is replaced by the other.
+        // Both authorities, as while one replaces the other.
         town.write_certificate(&good, &format!("{other}{pem}")).await;
         let repaired = controller.create_volume(create("pvc-1", MIB)).await;
         assert_eq!(code(repaired), Code::Ok, "{what}, and then a good one");
     }
-    // No certificate at all.
+    // Without any certificate.
     town.secrets().delete(&names::driver_secret(CLUSTER), &DeleteParams::default()).await.unwrap();
     let mut controller = town.another_controller().await;
     let status = controller.create_volume(create("pvc-1", MIB)).await.expect_err("none");
@@ -647,7 +647,7 @@ async fn a_node_looks_up_where_the_instance_is() {
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.message().contains("instance c-0 has no address yet"), "{status}");
 
-    // Nothing listens there, so that it ends in the same way with or without the kernel's SMB client.
+    // Nothing listens there, so that the call ends in the same way with and without the kernel's SMB client.
     town.statuses[0].address = address;
     town.statuses[0].port = 1;
     town.tell().await;

@@ -1,4 +1,4 @@
-//! The controller's process with an admin API that does what is asked of it.
+//! The controller's process with an admin API that does what it is asked to.
 #![allow(clippy::unwrap_used)]
 
 mod peer;

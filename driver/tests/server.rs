@@ -1,4 +1,4 @@
-//! The controller's process with the real server's.
+//! The controller's process with the real server's process.
 #![allow(clippy::unwrap_used)]
 
 mod process;
@@ -18,9 +18,9 @@ use process::{Process, connect, eventually, server_binary, start_driver};
 use tonic::transport::Endpoint;
 use volumes::World;
 
-/// A server with the pool `pool_path`, with its admin API at `admin.sock` in `dir`.
+/// Starts a server with the pool `pool_path` and its admin API at `admin.sock` in `dir`.
 async fn start_server(dir: &Path, pool_path: &Path, quota: &str) -> (Process, u16) {
-    // Free a moment ago; the server reports it if another process has taken the port since.
+    // Was free a moment ago; the server reports it if another process has taken the port since.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let config = dir.join("server.toml");
     let admin = dir.join("admin.sock");
@@ -42,7 +42,7 @@ async fn start_server(dir: &Path, pool_path: &Path, quota: &str) -> (Process, u1
     (server, port)
 }
 
-/// What a VolumeAttributesClass says is what the server then has.
+/// The limits in a VolumeAttributesClass become the server's limits.
 async fn limits_reach_the_server(world: &World, admin: &Path) {
     let mut world = world.clone();
     let endpoint = Endpoint::from_shared(format!("unix://{}", admin.display())).unwrap();

@@ -1,4 +1,4 @@
-//! The driver behind upstream's sidecars: a claim becomes a volume, grows, and goes again. All with the chart's rights.
+//! The driver behind upstream's sidecars: a claim becomes a volume, grows, and is deleted. All with the chart's rights.
 #![allow(clippy::unwrap_used)]
 
 mod process;
@@ -20,7 +20,7 @@ use town::{CLUSTER, Town, admin_kubeconfig, kubeconfig_of, kubectl, start_in_kub
 
 /// With the controllers that bind claims and mark volumes as released.
 const WITH_CONTROLLERS: bool = true;
-/// The tests share an API server, and each provisioner would see to all claims.
+/// The tests share an API server, and each provisioner would handle all claims.
 static PROVISIONER: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 const ACCOUNT: &str = "forebay-csi-controller";
 
@@ -37,7 +37,7 @@ async fn until(sidecars: &mut [Process], get: &[&str], holds: impl Fn(Option<&Va
         }
         let late = started.elapsed() > process::DEADLINE;
         assert!(!late, "{get:?}: {found:#?}\n{}", sidecars.iter().map(Process::log).collect::<String>());
-        // Not a wait for something to have happened: kubectl is a process, and the machine has other work.
+        // A poll interval: kubectl is a process, and the machine has other work.
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
@@ -64,7 +64,7 @@ async fn a_claim_becomes_a_volume_grows_and_goes() {
         start(town.dir.path(), resizer, &town.namespace, &resizing),
     ];
 
-    // As the operator makes it.
+    // As the operator creates it.
     let class = json!({
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",
@@ -116,7 +116,7 @@ async fn a_claim_becomes_a_volume_grows_and_goes() {
     assert_eq!(csi["volumeHandle"], format!("c-0/{name}"));
     assert!(csi["volumeAttributes"].get("server").is_none(), "{csi}");
     assert!(volume["spec"].get("nodeAffinity").is_none_or(Value::is_null), "reached from everywhere");
-    // What the kubelet will look for is there.
+    // The Secret that the kubelet will look for exists.
     let secret = csi["nodeStageSecretRef"]["name"].as_str().unwrap();
     assert_eq!(csi["nodeStageSecretRef"]["namespace"], town.namespace);
     assert_eq!(town.record(&name).await.unwrap().metadata.name.as_deref(), Some(secret));
@@ -159,8 +159,8 @@ fn claim_of(name: &str, source: Option<(&str, &str)>) -> String {
     claim.to_string()
 }
 
-/// With upstream's snapshot controller and csi-snapshotter: of two instances it is that of the volume which has the snapshot and
-/// the volumes that are made of it.
+/// With upstream's snapshot controller and csi-snapshotter: of two instances, the one with the volume has the snapshot and the
+/// volumes created from it.
 #[tokio::test]
 async fn a_snapshot_of_a_claim_becomes_a_claim_again() {
     let Some(xfs) = Xfs::without_quota() else { return };
@@ -211,7 +211,7 @@ async fn a_snapshot_of_a_claim_becomes_a_claim_again() {
     });
     kubectl().apply(&class.to_string()).unwrap();
 
-    // One on each instance, so that it is not by chance that the second has what is made of its volume.
+    // One on each instance, so that it is no coincidence that the second instance has the volumes created from its volume.
     kubectl().apply(&claim_of("first", None)).unwrap();
     let first = bound(&mut sidecars, "first").await;
     kubectl().apply(&claim_of("second", None)).unwrap();
@@ -243,7 +243,7 @@ async fn a_snapshot_of_a_claim_becomes_a_claim_again() {
     assert_eq!(kept.len(), 1);
     assert_eq!(kept[0].labels["csi.storage.k8s.io/volumesnapshot/name"], "nightly");
 
-    // The claim goes and the snapshot stays; from it comes a claim again, and from that a clone.
+    // The claim is deleted and the snapshot stays; a claim is restored from it, and cloned from that.
     delete(&["persistentvolumeclaim", "second"]);
     until(&mut sidecars, &["persistentvolume", &share], |volume| volume.is_none()).await;
     kubectl().apply(&claim_of("restored", Some(("VolumeSnapshot", "nightly")))).unwrap();
@@ -278,7 +278,7 @@ fn split(handle: &str) -> (String, String) {
     (instance.to_owned(), share.to_owned())
 }
 
-/// Waits until the claim is bound; the handle of its volume.
+/// Waits until the claim is bound. Returns the handle of its volume.
 async fn bound(sidecars: &mut [Process], claim: &str) -> String {
     let get = ["persistentvolumeclaim", claim, "--namespace=default"];
     let bound = until(sidecars, &get, |c| c.is_some_and(|c| c["status"]["phase"] == "Bound")).await;
@@ -303,7 +303,7 @@ async fn limits(town: &mut Town) -> (u64, Priority) {
     (qos.bytes_per_second, qos.priority())
 }
 
-/// The specs of the controller and of identity; those of the node need the kernel's SMB client and are the lab's.
+/// The specs of the controller and of identity. The node's specs need the kernel's SMB client and run in the lab.
 #[tokio::test]
 async fn csi_sanity_finds_nothing_in_the_controller() {
     let Some(xfs) = Xfs::without_quota() else { return };
@@ -314,7 +314,7 @@ async fn csi_sanity_finds_nothing_in_the_controller() {
     let attributes = town.dir.path().join("attributes.yaml");
     fs::write(&attributes, "bytesPerSecond: 500Mi\npriority: low\n").unwrap();
     let mut command = Command::new(tools.path("csi-sanity"));
-    // Its clean-up after each spec asks a node.
+    // The clean-up after each spec calls a node.
     let folder = |name: &str| {
         let folder = town.dir.path().join(name);
         fs::create_dir(&folder).unwrap();
@@ -328,7 +328,7 @@ async fn csi_sanity_finds_nothing_in_the_controller() {
     command.arg(format!("--csi.controllerendpoint={}", town.dir.path().join("csi.sock").display()));
     command.arg(format!("--csi.testvolumeparameters={}", parameters.display()));
     command.arg(format!("--csi.testvolumemutableparameters={}", attributes.display()));
-    // Its own 10 GiB are more than some machines have room for.
+    // Its default of 10 GiB exceeds the room of some machines.
     command.args(["--csi.testvolumesize=104857600", "--csi.testvolumeexpandsize=209715200"]);
     command
         .arg("--ginkgo.focus=Controller Service|ModifyVolume|ListSnapshots|Identity Service")
@@ -338,7 +338,7 @@ async fn csi_sanity_finds_nothing_in_the_controller() {
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}\n{}", town.drivers[0].log());
-    // A focus that meets nothing is a success, too.
+    // A focus that matches nothing also succeeds.
     let passed = text.split(" Passed").next().and_then(|text| text.rsplit(' ').next()?.parse::<u32>().ok());
     assert!(passed.is_some_and(|passed| passed >= 28), "{text}");
     assert_eq!((town.volumes().await, town.records().await), (vec![0, 0], 0));

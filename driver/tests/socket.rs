@@ -1,5 +1,4 @@
-//! The driver's process over its CSI socket, without a server: what it says of itself, what it refuses, and
-//! what it logs.
+//! The driver's process over its CSI socket, without a server: what it reports about itself, what it refuses, and what it logs.
 #![allow(clippy::unwrap_used)]
 
 mod process;
@@ -127,7 +126,7 @@ async fn bad_requests_are_refused_with_a_reason() {
         (Code::OutOfRange, "below required_bytes", |r| {
             r.capacity_range = Some(CapacityRange { required_bytes: 2, limit_bytes: 1 });
         }),
-        // Nothing is wrong with this one, but there is no server.
+        // This request is valid, but there is no server.
         (Code::Unavailable, "server: ", |_| {}),
     ];
     for (code, part, change) in changes {
@@ -203,7 +202,7 @@ async fn a_driver_that_cannot_start_says_why() {
     first.assert_running();
 }
 
-/// The port is the kernel's choice; the log says which.
+/// The kernel chooses the port, and the log contains it.
 async fn http_address(driver: &mut Process, dir: &Path, mode: &str) -> String {
     let log = dir.join(format!("csi-{mode}.log"));
     eventually(driver, || async {
@@ -270,7 +269,7 @@ async fn a_node_without_the_smb_client_says_so_and_holds_up_nothing() {
     let mut driver = start_driver(dir.path(), "node", &[&HEALTH[..], &["--node-id", "n"]].concat());
     let address = http_address(&mut driver, dir.path(), "node").await;
     let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
-    // What this kernel has is its own affair; both answers must be of one mind.
+    // The result depends on this kernel, but both answers must agree.
     let note = match IdentityClient::new(channel).probe(ProbeRequest {}).await {
         Ok(probe) => {
             assert_eq!(probe.into_inner().ready, Some(true));
@@ -294,7 +293,7 @@ async fn a_driver_that_loses_its_socket_ends() {
     let socket = dir.path().join("csi.sock");
     let mut driver = start_driver(dir.path(), "controller", &HEALTH);
     connect(&mut driver, &socket).await;
-    // A process that took the path: the old one must neither serve on nor remove what is not its own.
+    // Another process took the path: the old one must neither continue to serve nor remove a socket that is not its own.
     fs::remove_file(&socket).unwrap();
     let successor = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     assert!(!driver.ended().await.success());
@@ -310,7 +309,7 @@ async fn a_driver_that_cannot_be_reached_is_not_healthy() {
     let mut driver = start_driver(dir.path(), "controller", &HEALTH);
     let address = http_address(&mut driver, dir.path(), "controller").await;
     connect(&mut driver, &socket).await;
-    // The driver itself ends for this, in a moment: whichever is seen first.
+    // The driver exits for this reason shortly: the test accepts whichever it sees first.
     fs::remove_file(&socket).unwrap();
     match tokio::net::TcpStream::connect(&address).await {
         Ok(mut stream) => {

@@ -1,7 +1,7 @@
-"""Other people's clients against a server: the same checks for each client and each way to protect its traffic.
+"""Foreign clients against a server: the same checks for each client and each protection of its traffic.
 
-Run as `clients.py TARGET.json GROUP [FILTER]`; `clients.py --groups` names the groups, which may run beside each other. Says one
-line per check, `ok NAME` or `not ok NAME: REASON`, and at the end `done`: a missing `done` is a failure.
+Run as `clients.py TARGET.json GROUP [FILTER]`; `clients.py --groups` lists the groups, which can run in parallel. Prints
+one line per check, `ok NAME` or `not ok NAME: REASON`, and `done` at the end: a missing `done` is a failure.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def contents(size, seed):
 
 
 class Refused(Exception):
-    """The server said no."""
+    """The server refused the request."""
 
 
 class Smbclient:
@@ -80,7 +80,7 @@ class Smbclient:
              "-c", command],
             capture_output=True, text=True, timeout=60,
         )
-        # smbclient ends with 0 after some commands that failed: what it says counts, too.
+        # smbclient exits with 0 after some commands that failed: its output counts, too.
         if done.returncode != 0 or "NT_STATUS_" in done.stdout + done.stderr:
             raise Refused((done.stdout + done.stderr).strip())
         return done.stdout
@@ -158,7 +158,7 @@ class Impacket:
         self.volume = volume
         self.connection = SMBConnection(HOST, HOST, sess_port=PORT, preferredDialect=dialect, timeout=30)
         inner = self.connection.getSMBServer()
-        # No public switch for these: signing is otherwise left to the server, encryption taken wherever it is offered.
+        # No public option for these: otherwise the server decides about signing, and encryption is used wherever it is offered.
         inner._Connection["RequireSigning"] = True
         if not encrypt:
             inner._Connection["SupportsEncryption"] = False
@@ -176,7 +176,7 @@ class Impacket:
 
     @staticmethod
     def verify(inner):
-        """Verifies the signature or the tag of every answer, which impacket itself does not; gives the list of those verified."""
+        """Verifies the signature or the tag of every answer, which impacket does not do; returns the list of verified answers."""
         from Cryptodome.Cipher import AES
         from Cryptodome.Hash import CMAC
 
@@ -196,7 +196,7 @@ class Impacket:
             assert message[48:64] == right, f"wrong signature: {message[:64].hex()}"
 
         def verify_sealed(message):
-            # [MS-SMB2] 2.2.41: SMB2 TRANSFORM_HEADER. impacket knows AES-128-CCM alone.
+            # [MS-SMB2] 2.2.41: SMB2 TRANSFORM_HEADER. impacket supports only AES-128-CCM.
             cipher = AES.new(session["DecryptionKey"], AES.MODE_CCM, message[20:31])
             cipher.update(message[20:52])
             cipher.decrypt_and_verify(message[52:], message[4:20])
@@ -215,7 +215,7 @@ class Impacket:
                 else:
                     # [MS-SMB2] 3.2.5.1.3: an interim answer need not be signed.
                     assert status == 0x0103 or not session["SigningActivated"], f"not signed: {message[:64].hex()}"
-            # The answer that ends the log-on makes the key with which it is signed: it waits for the next one.
+            # The answer that completes the logon yields the key that signs it, so its verification waits for the next one.
             while signed and key():
                 verify_signed(signed[0])
                 verified.append(signed.pop(0))
@@ -270,10 +270,10 @@ class Impacket:
 
 
 class AnonymousNtlm:
-    """Asks for an anonymous log-on, [MS-NLMP] 3.2.5.1.2, in the place of pyspnego's context, which does not know how."""
+    """Requests an anonymous logon, [MS-NLMP] 3.2.5.1.2, in place of pyspnego's context, which does not support it."""
 
     complete = False
-    # The null key: what an anonymous session would sign with.
+    # The null key, with which an anonymous session would sign.
     session_key = bytes(16)
 
     def __init__(self, *_arguments, **_options):
@@ -351,7 +351,7 @@ def check(name, body):
     try:
         body()
         print(f"ok {name}", flush=True)
-    except Exception as error:  # whatever a client throws is a failed check
+    except Exception as error:  # any exception of a client is a failed check
         reason = f"{type(error).__name__}: {error}".replace("\n", " ")
         print(f"not ok {name}: {reason[:2000]}", flush=True)
 
@@ -365,7 +365,7 @@ def refused(body):
     try:
         client = body()
     except Refused as error:
-        # A connection that breaks is no refusal.
+        # A broken connection is not a refusal.
         said = str(error)
         words = ["LOGON_FAILURE", "ACCESS_DENIED", "0xc000006d", "0xc0000022", "NETWORK_ACCESS_DENIED"]
         assert any(word in said for word in words), f"refused, but how: {said}"
@@ -403,7 +403,7 @@ def checks(client_class, variant):
         assert found == {str(size): size for size in SIZES}, f"listed {found}"
 
     def overwrite(client):
-        # Shorter than before: the old tail must go.
+        # Shorter than before: the old tail must be removed.
         client.put(f"{folder}\\200001", b"short")
         same(client.get(f"{folder}\\200001"), b"short")
 
@@ -564,7 +564,7 @@ def smb1():
 
 
 class Tickets:
-    """A cache of tickets, as kinit fills it."""
+    """A ticket cache, filled by kinit."""
 
     def __init__(self, user, password):
         self.folder = tempfile.TemporaryDirectory()
@@ -587,7 +587,7 @@ class Tickets:
 
 def kerberos():
     if not TARGET["kerberos"]:
-        # Samba, of which no member of a domain is made here.
+        # Samba, which is not set up as a member of a domain here.
         return
     realm = TARGET["kerberos"]["realm"]
     keytab = "/scratch/kdc/server.keytab"
@@ -603,7 +603,7 @@ def kerberos():
         with open(local, "rb") as f:
             same(f.read(), data)
 
-    # AES-256 takes the whole session key, of which every other key takes the first half.
+    # AES-256 uses the whole session key, every other cipher its first half.
     for name, how in {
         "3.1.1-plain": {"protection": "off"},
         "3.1.1-sign": {},
@@ -615,8 +615,8 @@ def kerberos():
     }.items():
         check(f"kerberos.smbclient.{name}", lambda name=name, how=how: put_get(alice(), name, **how))
 
-    # Servers with keys of one encryption type, of which the session keys then are, too. MIT's kvno asks for the tickets: smbclient would not
-    # for all types.
+    # Servers with keys of one encryption type, which their session keys then have, too. MIT's kvno requests the tickets:
+    # smbclient would not do so for all types.
     def with_etype(host, etype):
         tickets = alice()
         tickets.call(["kvno", f"cifs/{host}.forebay.test"])
@@ -638,7 +638,7 @@ def kerberos():
         name = TARGET["kerberos"]["name"]
         connection = SMBConnection(name, HOST, sess_port=PORT, preferredDialect=0x0311, timeout=30)
         verified = Impacket.verify(connection.getSMBServer())
-        # impacket does not read the answers of MIT's KDC to a log-on, but tickets of a cache.
+        # impacket cannot read the answers of MIT's KDC to a logon, but it can use tickets of a cache.
         tickets = alice()
         tickets.call(["kvno", f"cifs/{name}"])
         with mock.patch.dict(os.environ, KRB5CCNAME=tickets.path):

@@ -1,6 +1,6 @@
-# kdc.sh FOLDER ADDRESS: makes the database of a realm in a folder. The KDC and the servers have this address. Standard input has the users: a
-# name and a password in each line. There are servers with keys of each encryption type; their keys are in FOLDER/server.keytab. This root is
-# set up for clients, too; other machines need FOLDER/krb5.conf and FOLDER/hosts.
+# kdc.sh FOLDER ADDRESS: creates the database of a realm in a folder. The KDC and the servers have this address. Standard input
+# contains the users: a name and a password per line. There are servers with keys of each encryption type; their keys are in
+# FOLDER/server.keytab. This root file system is also set up for clients; other machines need FOLDER/krb5.conf and FOLDER/hosts.
 folder=$1 address=$2
 mkdir -m 700 "$folder"
 cd "$folder"
@@ -34,16 +34,16 @@ CONF
 cp krb5.conf /etc/krb5.conf
 export KRB5_KDC_PROFILE=$folder/kdc.conf
 
-# Not from standard input, which has the users.
+# Not from standard input, which contains the users.
 admin() { kadmin.local -q "$*" < /dev/null; }
-# The master key is random and stays in its stash.
+# The master key is random and exists only in its stash.
 head -c 32 /dev/urandom | base64 > master
 cat master master | kdb5_util create -s
 rm master
 while read -r user password; do
     printf '%s\n%s\n' "$password" "$password" | kadmin.local -q "addprinc $user"
 done
-# A user that the KDC knows and the server does not.
+# A user that the KDC has but the server does not.
 printf 'stranger\nstranger\n' | kadmin.local -q "addprinc stranger"
 for keys in server: aes128-sha1:aes128-cts-hmac-sha1-96 aes256-sha1:aes256-cts-hmac-sha1-96 \
     aes128-sha2:aes128-cts-hmac-sha256-128 aes256-sha2:aes256-cts-hmac-sha384-192; do
@@ -54,7 +54,7 @@ for keys in server: aes128-sha1:aes128-cts-hmac-sha1-96 aes256-sha1:aes256-cts-h
     [ -z "$etype" ] || admin setstr "cifs/$name" session_enctypes "$etype"
     admin ktadd -k server.keytab ${etype:+-e "$etype:normal"} "cifs/$name"
 done
-# A server with keys that ours does not have.
+# A server with keys that our server does not have.
 echo "$address elsewhere.forebay.test" >> hosts
 admin addprinc -randkey cifs/elsewhere.forebay.test
 cat hosts >> /etc/hosts

@@ -1,4 +1,4 @@
-//! The allowed arrows between the rooms (ARCHITECTURE.md), held against `cargo metadata`.
+//! The allowed dependencies between the rooms (ARCHITECTURE.md), compared with `cargo metadata`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! The documents: every link that stays within the tree leads somewhere.
+//! The documents: every link within the tree has a target.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,7 +15,7 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// Files below `folder` that end in `.suffix`, relative to the tree's root.
+/// Finds files below `folder` that end in `.suffix`, relative to the tree's root.
 fn files(folder: &Path, suffix: &str, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -88,7 +88,7 @@ fn every_link_within_the_tree_leads_somewhere() {
     assert!(seen > 20, "only {seen} links were found");
 }
 
-/// Paths of pages that messages, comments and manifests name in plain text.
+/// Paths of pages that messages, comments and manifests mention in plain text.
 fn pages_named_in(text: &str) -> BTreeSet<&str> {
     text.match_indices("docs/")
         .filter_map(|(at, _)| {
@@ -126,7 +126,7 @@ fn every_page_named_in_a_message_comment_or_manifest_exists() {
 fn architecture_lists_every_file_that_may_hold_unsafe_code() {
     let mut all = Vec::new();
     files(&root(), "rs", &mut all);
-    // Not the text of this very test.
+    // Split, so that this test's own text does not match.
     let attribute = ["allow(", "unsafe_code"].concat();
     let allowed: BTreeSet<String> = all
         .iter()

@@ -1,6 +1,6 @@
-//! Commands and manifests in the documents: programs, commands, options, files, chart values and fields exist.
+//! Commands and manifests in the documents: programs, commands, options, files, chart values and fields must exist.
 //!
-//! Options are compared with docs/reference/cli.md, which tests of the programs hold against their real parsers.
+//! Options are compared with docs/reference/cli.md, which tests of the programs compare with their real parsers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,7 +37,7 @@ fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
     text.split(fence.as_str()).skip(1).filter_map(|rest| rest.split("```").next()).collect()
 }
 
-/// The simple commands of a script, as words without quotes. Operators, redirections and substitutions end a command.
+/// The simple commands of a script, as unquoted words. Operators, redirections and substitutions end a command.
 fn commands(script: &str) -> Vec<Vec<String>> {
     let mut all = Vec::new();
     let mut words: Vec<String> = Vec::new();
@@ -89,7 +89,7 @@ fn has_option(help: &str, option: &str) -> bool {
     help.split(|c: char| c != '-' && !c.is_ascii_alphanumeric()).any(|word| word == option)
 }
 
-/// What is wrong with a call of one of our programs.
+/// The error in a call of one of our programs, if any.
 fn complain(program: &str, arguments: &[String], known: &BTreeMap<String, String>) -> Option<String> {
     let mut name = program.to_owned();
     let mut rest = arguments;
@@ -117,7 +117,7 @@ fn complain(program: &str, arguments: &[String], known: &BTreeMap<String, String
     wrong.next().map(|option| format!("{name} has no option {option}"))
 }
 
-/// Chart value `a.b.c`, with `\.` and `[0]` as helm has them.
+/// Whether `path` is a chart value `a.b.c`, with `\.` and `[0]` as in helm.
 fn is_value(values: &Value, path: &str) -> bool {
     let mut at = values;
     for name in path.split('.') {
@@ -196,7 +196,7 @@ fn schema(plural: &str) -> Value {
     definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone()
 }
 
-/// What of `value` the schema does not allow; a patch need not be complete.
+/// Finds the parts of `value` that the schema does not allow; a patch can be incomplete.
 fn mistakes(schema: &Value, value: &Value, at: &str, is_patch: bool, found: &mut Vec<String>) {
     if let Some(values) = schema["enum"].as_array()
         && !values.contains(value)
@@ -209,7 +209,7 @@ fn mistakes(schema: &Value, value: &Value, at: &str, is_patch: bool, found: &mut
                 let path = format!("{at}.{name}");
                 match schema["properties"].get(name).or_else(|| schema.get("additionalProperties")) {
                     Some(schema) => mistakes(schema, inner, &path, is_patch, found),
-                    // The API server's own.
+                    // Fields of the API server itself.
                     None if at.is_empty() && ["apiVersion", "kind", "metadata"].contains(&name.as_str()) => {}
                     None if schema["x-kubernetes-preserve-unknown-fields"] == true => {}
                     None if at == ".metadata" => {}
@@ -229,7 +229,7 @@ fn mistakes(schema: &Value, value: &Value, at: &str, is_patch: bool, found: &mut
         | (Some("boolean"), Value::Bool(_))
         | (Some("number"), Value::Number(_)) => {}
         (Some("integer"), Value::Number(number)) if number.is_i64() || number.is_u64() => {}
-        // Integer or string, and what a patch removes.
+        // Integer or string, and fields that a patch removes.
         (None, _) => {}
         (Some(_), Value::Null) if is_patch => {}
         (Some(expected), other) => found.push(format!("{at}: {other} is no {expected}")),

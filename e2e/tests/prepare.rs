@@ -1,5 +1,5 @@
-//! scripts/prepare.sh: what it keeps in the cache is made again when what it is made of has changed, and removed only when
-//! it is not in use. Cargo, the compiler and the image's script are played here.
+//! scripts/prepare.sh: an entry of the cache is rebuilt when its inputs have changed, and removed only when it is not in use.
+//! Fakes replace cargo, the compiler and the image's script.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-/// Writes a program of every name, each made of one source, and says so as cargo does.
+/// Writes a program of every name, each from one source, and reports it as cargo does.
 const CARGO: &str = r#"#!/bin/sh
 echo cargo >>calls
 mkdir -p target/release
@@ -73,7 +73,7 @@ impl Tree {
             .expect("bash")
     }
 
-    /// What it says at the end, and how often each was called.
+    /// Returns its last output, and how often each program was called.
     fn good(&self, script: &str, variables: &[(&str, &str)]) -> (PathBuf, usize, usize) {
         let output = self.run(script, variables);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -108,7 +108,7 @@ fn binaries_are_built_again_when_what_they_are_made_of_has_changed() {
     let tree = Tree::new();
     let (first, built) = tree.binaries(&[]);
     assert_eq!(built, 1);
-    // Of no consequence.
+    // These have no effect.
     tree.write("member/README.md", "text");
     assert_eq!(tree.binaries(&[("CARGO_BUILD_JOBS", "1"), ("CARGO_TARGET_DIR", "x")]), (first.clone(), 1));
 
@@ -198,7 +198,7 @@ fn an_image_is_made_again_when_what_it_is_made_of_has_changed() {
         assert_eq!(tree.image("", &[]).1, expected, "{file}");
         assert_eq!(tree.image("", &[]).1, expected, "{file}");
     }
-    // Newer packages: for this version and, from the same base, for another.
+    // Newer packages, for this version and, on the same base, for another.
     assert_eq!(tree.image("", &[("FOREBAY_IMAGE_REFRESH", "1")]).1, 7);
     let twice = "0.2.0; prepare_image";
     let (image, made) = tree.image(twice, &[("FOREBAY_IMAGE_REFRESH", "1")]);

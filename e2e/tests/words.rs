@@ -8,7 +8,7 @@ const WORDS: [&str; 13] = [
     "mending",
 ];
 
-/// What is not checked: foreign and generated files, and the files that list the words.
+/// Not checked: foreign and generated files, and the files that list the words.
 const EXEMPT: [&str; 6] = [
     "CONTRIBUTING.md",
     "Cargo.lock",
@@ -22,7 +22,7 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("e2e/ lies in the tree")
 }
 
-/// Files below `folder`, relative to the tree's root.
+/// Finds files below `folder`, relative to the tree's root.
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let entry = entry.expect("an entry");
@@ -36,7 +36,7 @@ fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Words in lower case. Names in snake case and camel case are split, names of constants are left out.
+/// Words in lower case. Names in snake case and camel case are split; names of constants are skipped.
 fn words(line: &str) -> Vec<String> {
     let mut found = Vec::new();
     for token in line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_') {
@@ -62,7 +62,7 @@ fn words(line: &str) -> Vec<String> {
 
 /// The first excluded word or phrase of a line.
 fn oddity(line: &str) -> Option<String> {
-    // Compared whole: "kubelet in" and `let in_flight` are fine.
+    // Whole tokens are compared: "kubelet in" and `let in_flight` are allowed.
     let tokens: Vec<&str> = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
     if tokens.windows(2).any(|two| two == ["let", "in"]) {
         return Some("let in".to_owned());
@@ -118,7 +118,7 @@ fn the_tree_is_free_of_excluded_words() {
         if EXEMPT.iter().any(|exempt| name.starts_with(exempt)) {
             continue;
         }
-        // Captured bytes are no text.
+        // Captured bytes are not text.
         let Ok(text) = fs::read_to_string(root().join(&path)) else { continue };
         checked += 1;
         for (number, line) in text.lines().enumerate() {

@@ -1,4 +1,4 @@
-//! What sysfs tells, and what has changed.
+//! What sysfs reports, the changes that it reports, and the connections planned from it.
 #![allow(clippy::unwrap_used)]
 
 mod tree;
@@ -57,7 +57,7 @@ fn a_namespace_that_is_not_there_is_reported_with_those_that_are() {
         error.contains("namespace 1 with UUID 8bd9bb5c") && error.contains("namespace 2 with"),
         "{error}"
     );
-    // That of a local drive is not one of this subsystem, though the identifier is right.
+    // A namespace of a local drive is not one of this subsystem, although the identifier matches.
     let drive = "uuid:36344830-5231-2345-0025-384e00000001".parse().unwrap();
     assert!(
         matches!(found.namespace(&nqn(), &drive), Err(FindError::Copied { name, .. }) if name == "nvme7n1")
@@ -70,7 +70,7 @@ fn an_identifier_that_two_devices_have_identifies_none() {
     tree.unpack("sys/devices/virtual/nvme-subsystem/nvme-subsys7/nvme7n2/uuid\t8bd9bb5c-6ec9-4a0c-a0a6-2e7c0c6b4f11\n");
     let error = tree.read().namespace(&nqn(), &by_uuid()).unwrap_err();
     assert!(matches!(&error, FindError::Ambiguous { names, .. } if names == "nvme3n1, nvme7n2"), "{error}");
-    // So have the two paths where the kernel does not join them.
+    // So do the two paths if the kernel does not join them.
     let found = Tree::of(&[NO_MULTIPATH]).read();
     assert!(matches!(found.namespace(&nqn(), &by_uuid()), Err(FindError::Ambiguous { .. })));
 }
@@ -151,11 +151,11 @@ fn what_is_connected_as_wanted_is_left_alone() {
     let found = Tree::of(&[TWO_PATHS]).read();
     let planned = plan(&wanted(), None, &paths(), &found).unwrap();
     assert_eq!((planned.keep.len(), planned.connect.len(), planned.disconnect.len()), (2, 0, 0));
-    // A lost one that the kernel reconnects is there.
+    // A lost path that the kernel is reconnecting counts as present.
     let tree = Tree::of(&[TWO_PATHS]);
     tree.set("nvme3/state", "connecting");
     assert_eq!(plan(&wanted(), None, &paths(), &tree.read()).unwrap(), planned);
-    // One that was given up is not.
+    // A path that was given up does not.
     tree.set("nvme3/state", "deleting (no IO)");
     let planned = plan(&wanted(), None, &paths(), &tree.read()).unwrap();
     assert_eq!((planned.keep, planned.connect), (vec!["nvme4".to_owned()], vec![paths()[0].clone()]));
@@ -171,7 +171,7 @@ fn what_is_missing_is_connected_and_what_is_not_wanted_goes() {
     assert_eq!(planned.keep, ["nvme3"]);
     assert_eq!(planned.connect, [rdma]);
     assert_eq!(planned.disconnect, ["nvme4"]);
-    // Another port, another address to go out from: another path.
+    // Another port or another local address makes another path.
     let port = FabricPath::new(Transport::Tcp, "192.168.77.1:4421".parse().unwrap());
     let from = FabricPath { host_address: None, ..paths()[1].clone() };
     assert_eq!(plan(&wanted(), None, &[port, from], &found).unwrap().connect.len(), 2);
@@ -203,7 +203,7 @@ fn what_goes_in_the_clear_or_with_an_older_key_is_replaced_where_tls_is_wanted()
         (0, 0, paths().as_slice())
     );
     assert_eq!(planned.disconnect, ["nvme3", "nvme4"]);
-    // The one has the key, the other has another one.
+    // One has the key, the other has a different one.
     for (controller, has) in [("nvme3", "12345678"), ("nvme4", "00000009")] {
         tree.unpack(&format!("sys/devices/virtual/nvme-fabrics/ctl/{controller}/tls_key\t\n"));
         tree.unpack(&format!(
@@ -216,7 +216,7 @@ fn what_goes_in_the_clear_or_with_an_older_key_is_replaced_where_tls_is_wanted()
         (["nvme3".to_owned()].as_slice(), &paths()[1..])
     );
     assert_eq!(planned.disconnect, ["nvme4"]);
-    // TLS that is not wanted goes as well.
+    // TLS that is not requested is replaced as well.
     assert_eq!(plan(&wanted(), None, &paths(), &tree.read()).unwrap().replace, paths());
 }
 
@@ -230,7 +230,7 @@ fn nothing_is_left_in_the_clear_without_an_error() {
     let mixed = fabrics.ensure_connected(&wanted, &[paths()[0].clone(), rdma.clone()]).unwrap_err();
     assert!(matches!(mixed, EnsureError::NotPlanned(NotPlanned::InClear(path)) if *path == rdma));
     assert!(fabrics.connect(&wanted, &rdma).unwrap_err().to_string().contains("has none"));
-    // What is there is not taken for what is wanted, nor is it touched.
+    // Existing connections do not count as the requested ones, and remain untouched.
     let error = fabrics.ensure_connected(&wanted, &paths()).unwrap_err();
     assert!(matches!(error, EnsureError::Key(_)), "{error}");
     assert_eq!(tree.attribute("nvme3/delete_controller"), "");
@@ -274,6 +274,6 @@ fn without_the_kernels_device_the_error_says_what_is_missing() {
     assert!(error.contains("load nvme-fabrics") && error.contains("dev/nvme-fabrics"), "{error}");
     assert_eq!(fabrics.ensure_disconnected(&wanted()).unwrap(), Vec::<String>::new());
     assert!(fabrics.known_options().is_empty());
-    // One that is gone needs no disconnecting.
+    // A controller that is gone needs no disconnect.
     fabrics.disconnect("nvme9").unwrap();
 }

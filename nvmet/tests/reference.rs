@@ -1,4 +1,4 @@
-//! The reference in docs/reference: configuration and command line as the code has them.
+//! The reference in docs/reference: configuration and command line as in the code.
 
 use std::process::Command;
 

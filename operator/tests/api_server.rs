@@ -1,5 +1,5 @@
-//! The operator against a real API server and etcd, with exactly the rights that the chart gives it, and with real
-//! servers. What no kubelet and no StatefulSet controller do here is played by [`stage`].
+//! The operator against a real API server and etcd, with exactly the chart's rights, and with real servers. [`stage`] plays the
+//! kubelet and the StatefulSet controller, which do not run here.
 #![allow(clippy::unwrap_used)]
 
 #[path = "api_server/rotation.rs"]
@@ -31,7 +31,7 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
     let operator = stage.operate().await;
     stage.create("life", &json!({ "instances": 2, "storageClasses": [{ "name": "stage-life" }] })).await;
 
-    // Create: the servers start, and are asked over mutual TLS.
+    // Create: the servers start, and the operator queries them over mutual TLS.
     stage.run_pod("life-0").await;
     stage.run_pod("life-1").await;
     let ready = stage.condition("life", "Ready", "True", "AllInstancesReady").await;
@@ -44,7 +44,7 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
     assert_eq!(record["life-0.pools"], "main", "its pool is there from now on");
     assert_eq!(record.len(), 4, "both have served, so both are bound");
 
-    // Change: the new image comes to one instance after the other.
+    // Change: the new image is rolled out to one instance after the other.
     stage.change("life", &json!({ "image": "docker.io/forebay/forebay:2" })).await;
     for round in 0..2 {
         let sets = stage.api::<StatefulSet>();
@@ -82,10 +82,10 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
     stage.condition("life", "Progressing", "False", "UpToDate").await;
     assert_eq!(operator.metrics.restarts.get(), 2);
 
-    // An instance with a volume is not removed.
+    // An instance with a volume must not be removed.
     stage.condition("life", "Ready", "True", "AllInstancesReady").await;
     stage.make_volume("life-1", "precious");
-    // As the driver records its volumes: that alone must not keep them from being destroyed.
+    // As the driver records its volumes: the record alone must not protect them from destruction.
     let record = json!({ "metadata": { "name": "forebay-precious", "labels": {
         (names::LABEL_MANAGED_BY): names::MANAGED_BY_DRIVER, (names::LABEL_CLUSTER): "life",
         (names::LABEL_INSTANCE): "life-1",
@@ -96,7 +96,7 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
     stage.change("life", &json!({ "instances": 1 })).await;
     stage.condition("life", "Progressing", "True", "ScaleDownRefused").await;
 
-    // Nor is the cluster, until it is asked to destroy it.
+    // Nor must the cluster, until its policy requests destruction.
     stage.clusters().delete("life", &DeleteParams::default()).await.unwrap();
     stage.condition("life", "Deletable", "False", "VolumesExist").await;
     assert!(stage.api::<StatefulSet>().get_opt("life-1").await.unwrap().is_some());
@@ -107,7 +107,7 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
         if left.is_empty() { Ok(()) } else { Err(format!("{} are left", left.len())) }
     })
     .await;
-    // The pods have not ended: the cluster stays.
+    // The pods have not ended yet: the cluster stays.
     stage.condition("life", "Deletable", "True", "ServersEnding").await;
     stage.end_pod("life-0").await;
     stage.end_pod("life-1").await;
@@ -121,7 +121,7 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
     for reason in ["InstancePlaced", "InstanceReady", "Restarting", "ScaleDownRefused", "DeletionWaits"] {
         assert!(events.iter().any(|e| e.reason.as_deref() == Some(reason)), "no Event {reason}");
     }
-    // Each says what it is about, though they have one reason and came within a moment.
+    // Each event is about its own object, although both have the same reason and occurred almost simultaneously.
     for instance in ["life-0", "life-1"] {
         let reported = |e: &Event| {
             e.reason.as_deref() == Some("Restarting")
@@ -142,7 +142,7 @@ async fn what_others_change_is_put_right_and_what_is_right_is_left_alone() {
         sets.get_opt("c-0").await.map_err(|e| e.to_string())?.ok_or_else(|| "not there".to_owned())
     })
     .await;
-    // Another field manager takes a field; a map and a certificate go; a class is changed.
+    // Another field manager takes a field; a ConfigMap and a certificate are deleted; a class is changed.
     let hands = PatchParams::apply("another-manager").force();
     let theirs = json!({ "apiVersion": "apps/v1", "kind": "StatefulSet", "spec": { "replicas": 0 } });
     sets.patch("c-0", &hands, &Patch::Apply(&theirs)).await.unwrap();
@@ -165,7 +165,7 @@ async fn what_others_change_is_put_right_and_what_is_right_is_left_alone() {
     .await;
     assert_eq!(sets.get("c-0").await.unwrap().metadata.uid, made.metadata.uid, "it was not recreated");
 
-    // A thing that changes nothing makes one round of looking, and no writes.
+    // A change without effect causes one reconciliation and no writes.
     let annotate = |n: u32| json!({ "metadata": { "annotations": { "another-manager": n.to_string() } } });
     let before = stage.api::<Secret>().get("c-0-tls").await.unwrap().metadata.resource_version;
     for n in 0..3 {
@@ -194,11 +194,11 @@ async fn instances_land_where_rdma_fits_and_a_port_that_goes_down_is_reported() 
         }] }] } })
     };
     let nodes: Api<StorageNode> = Api::all(stage.client.clone());
-    // The first cannot be parsed; the second has no device; the third fits.
+    // The first cannot be parsed, the second has no device, and the third fits.
     let statuses = [port("ACTIVE", "no address"), json!({ "status": {} }), port("ACTIVE", "192.0.2.1")];
     for (n, status) in (1..).zip(&statuses) {
         let node = StorageNode::new(&stage.node(n), forebay_api::StorageNodeSpec::default());
-        // Answers cannot be read where the object cannot, but the API server has taken it.
+        // The client cannot read the answer if it cannot read the object, but the API server has accepted it.
         let _ = nodes.create(&PostParams::default(), &node).await;
         let _ = nodes.patch_status(&stage.node(n), &PatchParams::default(), &Patch::Merge(status)).await;
     }
@@ -218,7 +218,7 @@ async fn instances_land_where_rdma_fits_and_a_port_that_goes_down_is_reported() 
         .map(|v| v.reason.as_str())
         .collect();
     assert_eq!(reasons, ["StorageNodeUnknown", "RdmaMissing", "Fits"]);
-    // It serves; then its port goes down: it stays, because its volumes are there, and its node says why it would not do.
+    // It serves; then its port goes down. It stays, because its volumes are there, and its node reports why it no longer fits.
     stage.run_pod("n-0").await;
     stage
         .cluster("n", "the instance serves", |c| {
@@ -245,7 +245,7 @@ async fn instances_land_where_rdma_fits_and_a_port_that_goes_down_is_reported() 
     operator.stop().await;
 }
 
-/// Passes bytes on to the API server until it is asked to break every connection.
+/// Forwards bytes to the API server until asked to break every connection.
 struct Link {
     address: String,
     broken: tokio::sync::watch::Sender<u32>,
@@ -298,7 +298,7 @@ async fn lost_watches_lose_nothing() {
             })
             .await;
     }
-    // A node that goes while there is no watch.
+    // A node is deleted while there is no watch.
     link.cut();
     Api::<k8s_openapi::api::core::v1::Node>::all(stage.client.clone())
         .delete(&stage.node(1), &DeleteParams::default())
@@ -309,12 +309,12 @@ async fn lost_watches_lose_nothing() {
     operator.stop().await;
 }
 
-/// A StorageCluster that the definition takes and the operator cannot read keeps no other one from being seen to.
+/// A StorageCluster that the definition allows but the operator cannot read does not block others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cluster_that_cannot_be_read_stops_no_other() {
     let stage = Stage::new(shared(), "guard", 1).await;
     stage.create("odd", &json!({ "paused": true })).await;
-    // A time that the API server takes, and that is beyond what our own can hold.
+    // A time that the API server accepts but that is beyond the range of our type.
     let odd = json!({ "status": { "conditions": [{
         "type": "Odd", "status": "True", "reason": "Odd", "message": "", "lastTransitionTime": "9999-12-31T23:59:59Z",
     }] } });
@@ -363,7 +363,7 @@ async fn an_api_server_that_restarts_is_waited_for() {
     operator.stop().await;
 }
 
-/// The StatefulSet controller and the garbage collector are Kubernetes' own here; scheduler and kubelet are played.
+/// Kubernetes' own StatefulSet controller and garbage collector run here; the test plays scheduler and kubelet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kubernetes_own_controllers_bring_about_what_is_wanted() {
     let api = tokio::task::spawn_blocking(start_with_controllers).await.unwrap();
@@ -408,7 +408,7 @@ async fn kubernetes_own_controllers_bring_about_what_is_wanted() {
             .await;
         }
     };
-    // A person's hand in the record does not bring back an instance that is removed.
+    // A person's edit of the record does not bring back a removed instance.
     let theirs = json!({ "data": { "k-1": stage.node(2) } });
     let hands = PatchParams { field_manager: Some("another-manager".to_owned()), ..PatchParams::default() };
     stage
@@ -431,7 +431,7 @@ async fn kubernetes_own_controllers_bring_about_what_is_wanted() {
     let record = stage.api::<ConfigMap>().get("k-placement").await.unwrap().data.unwrap();
     assert_eq!(record.keys().collect::<Vec<_>>(), ["k-0", "k-0.pools"]);
 
-    // Volumes are protected from the garbage collector, too.
+    // Volumes are also protected from the garbage collector.
     stage.make_volume("k-0", "precious");
     stage.cluster("k", "the volume is counted", |c| c.status.as_ref().unwrap().summary.volumes == 1).await;
     stage.clusters().delete("k", &DeleteParams::foreground()).await.unwrap();
@@ -444,7 +444,7 @@ async fn kubernetes_own_controllers_bring_about_what_is_wanted() {
     let set = stage.api::<StatefulSet>().get("k-0").await.unwrap();
     assert!(set.metadata.deletion_timestamp.is_none() && set.metadata.owner_references.is_none());
 
-    // Deleted with its data retained: nothing is left but the record of where they are.
+    // Deleted with its data retained: only the record of their location remains.
     stage.change("k", &json!({ "deletionPolicy": "Retain" })).await;
     ended("k-0").await;
     stage.end_pod("k-0").await;
@@ -488,7 +488,7 @@ async fn one_operator_works_and_another_takes_over() {
         let two = Arc::clone(&two);
         async move { two.acquire().await }
     });
-    // For longer than the Lease is good for, the second gets nothing.
+    // The second does not get the Lease for longer than the Lease is valid.
     assert!(
         tokio::time::timeout(timing.duration * 2, async {
             while !waiting.is_finished() {
@@ -503,14 +503,14 @@ async fn one_operator_works_and_another_takes_over() {
     holding.abort();
     waiting.await.unwrap();
     assert_eq!(holder().await, "two");
-    // The first, come back, sees that it has lost.
+    // The first comes back and detects that it has lost the Lease.
     tokio::time::timeout(timing.duration, one.hold(std::time::Instant::now()))
         .await
         .expect("it stops at once");
-    // Held for so long already that nothing was left to renew it in: it stops without a try.
+    // Held for so long that no time to renew it was left: it stops without an attempt.
     let long_ago = std::time::Instant::now() - timing.renew_deadline;
     tokio::time::timeout(timing.retry, one.hold(long_ago)).await.expect("it stops at once");
-    // Given back, it can be had at once.
+    // After its release it is available immediately.
     two.release().await;
     tokio::time::timeout(timing.renew_deadline, one.acquire()).await.expect("nothing to wait for");
     assert_eq!(holder().await, "one");
@@ -558,7 +558,7 @@ async fn two_processes_hand_over_the_work() {
     let mut second = start("second");
     stage.create("p", &json!({})).await;
     stage.condition("p", "Progressing", "True", "Starting").await;
-    // SIGTERM: it ends well, and the other one goes on.
+    // SIGTERM: it exits successfully, and the other one continues.
     let pid = rustix::process::Pid::from_child(&first.lock().unwrap().0);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     eventually("the first ends", || async {
@@ -572,7 +572,7 @@ async fn two_processes_hand_over_the_work() {
     holder("second").await;
     stage.change("p", &json!({ "image": "other" })).await;
     stage.cluster("p", "the second works", |c| c.status.as_ref().is_some_and(|s| s.image == "other")).await;
-    // Killed in the midst of its work: a third takes over when the Lease has ended.
+    // Killed in the middle of its work: a third takes over after the Lease has expired.
     stage.change("p", &json!({ "image": "third" })).await;
     second.0.kill().unwrap();
     let _third = start("third");

@@ -1,7 +1,7 @@
-//! StorageClusters that make no sense: refused by the API server in words that help, or answered with a condition that
-//! says how to fix them. Nothing panics, nothing loops.
+//! Invalid StorageClusters: the API server refuses them with a helpful message, or the operator sets a condition that explains
+//! how to fix them. Nothing panics, nothing loops.
 //!
-//! Every file of `bad/` says on its second line what is expected: `refused: <words>`, or
+//! The second line of every file in `bad/` has the expected result: `refused: <words>`, or
 //! `condition: <Type>=<Status> <Reason>: <words>`.
 #![allow(clippy::unwrap_used)]
 
@@ -15,9 +15,9 @@ use kube::{Resource as _, ResourceExt as _};
 use serde_json::json;
 use stage::{Stage, shared};
 
-/// Reconciliations of one bad cluster at most: it is taken up, its status comes back, nodes and others are seen to.
+/// The maximum number of reconciliations of one bad cluster: for the cluster, its status, its nodes and other clusters.
 const RECONCILES_MAX: u64 = 12;
-/// Fewer files than this, and some are missing.
+/// Fewer files than this means that some are missing.
 const FILES_MIN: usize = 57;
 
 struct Bad {
@@ -90,7 +90,7 @@ async fn bad_clusters_are_refused_or_answered() {
     }
     operator.assert_working();
 
-    // A good one that comes after them is served as ever. By then whatever loops would have gone round many times.
+    // A valid cluster that is created afterwards is served as usual. By then, a loop would have made many rounds.
     stage.create("good", &json!({})).await;
     stage.condition("good", "Progressing", "True", "Starting").await;
     for (bad, _, name) in &answered {
@@ -103,7 +103,7 @@ async fn bad_clusters_are_refused_or_answered() {
         "what is another's is left alone"
     );
 
-    // They can be fixed, and they can go.
+    // They can be fixed and deleted.
     let repaired = json!({ "spec": { "image": null } });
     stage
         .clusters()
@@ -120,7 +120,7 @@ async fn bad_clusters_are_refused_or_answered() {
     operator.stop().await;
 }
 
-/// What would lose volumes from sight is refused when a cluster is changed; what does not is taken.
+/// A change that would lose track of volumes is refused; other changes are accepted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn backends_stay_what_they_are() {
     let stage = Stage::new(shared(), "backends", 0).await;
@@ -148,7 +148,7 @@ async fn backends_stay_what_they_are() {
     patch(more).await.expect("others can be added, and the rest changed");
 }
 
-/// What clients have mounted, and what volumes lie on, is not pulled from under them by a change of the spec.
+/// A change of the spec cannot remove what clients have mounted or what stores volumes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_clients_have_mounted_stays() {
     let stage = Stage::new(shared(), "mounted", 0).await;
@@ -200,8 +200,7 @@ async fn what_clients_have_mounted_stays() {
         .expect("then nothing is mounted");
 }
 
-/// A resource as no schema would let it through, for instance because an older definition did: the operator says so and
-/// does not panic.
+/// A resource that no schema would allow, for example one from an older definition: the operator reports it and does not panic.
 #[test]
 fn what_cannot_be_read_is_an_error_not_a_panic() {
     for spec in [

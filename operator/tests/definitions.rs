@@ -1,4 +1,4 @@
-//! The CustomResourceDefinitions: what the chart ships is what the types say, and every field is explained.
+//! The CustomResourceDefinitions: the chart's definitions match the types, and every field is documented.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ fn folder() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/forebay/crds"))
 }
 
-/// `FOREBAY_REGENERATE=1 cargo test -p forebay-operator --test definitions` makes the files again.
+/// `FOREBAY_REGENERATE=1 cargo test -p forebay-operator --test definitions` regenerates the files.
 #[test]
 fn the_charts_definitions_are_those_of_the_types() {
     let regenerate = std::env::var_os("FOREBAY_REGENERATE").is_some();

@@ -1,4 +1,4 @@
-//! The reference in docs/reference: custom resources, metrics and command line as the code has them.
+//! The reference in docs/reference: custom resources, metrics and command line as in the code.
 
 use std::fmt::Write as _;
 
@@ -9,12 +9,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::Value;
 
-/// Fields with types of Kubernetes' own API, which are not repeated.
+/// Fields with types of Kubernetes' own API, which are not documented again.
 const KUBERNETES_TYPES: [&str; 3] = ["resources", "tolerations", "conditions"];
 
 const PACKAGE: &str = "forebay-operator --test reference";
 
-/// One row for each field below `schema`, and what must hold between fields.
+/// Writes one row for each field below `schema`, and the rules between fields.
 fn fields(path: &str, schema: &Value, rows: &mut String, rules: &mut Vec<String>) {
     for rule in schema["x-kubernetes-validations"].as_array().into_iter().flatten() {
         if let Some(message) = rule["message"].as_str() {
@@ -57,7 +57,7 @@ fn fields(path: &str, schema: &Value, rows: &mut String, rules: &mut Vec<String>
     }
 }
 
-/// The values that a field takes.
+/// The values that a field accepts.
 fn kind(field: &Value) -> String {
     if let Some(values) = field["enum"].as_array() {
         let words: Vec<String> =

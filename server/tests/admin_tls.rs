@@ -1,4 +1,4 @@
-//! The admin API over mutual TLS: real daemon, real certificates, clients that should and should not get in.
+//! The admin API over mutual TLS: a real daemon, real certificates, and clients that should and should not get access.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -32,7 +32,7 @@ struct Issued {
     key: String,
 }
 
-/// When a certificate is good.
+/// When a certificate is valid.
 #[derive(Clone, Copy, PartialEq)]
 enum Time {
     Now,
@@ -74,7 +74,7 @@ fn dns(name: &str) -> SanType {
     SanType::DnsName(name.try_into().unwrap())
 }
 
-/// A daemon's place with the files of a mounted Secret, swapped as kubelet does it.
+/// A daemon's place with the files of a mounted Secret, swapped like kubelet does it.
 struct Site {
     place: Place,
     generation: u32,
@@ -101,7 +101,7 @@ impl Site {
         site
     }
 
-    /// A new generation of the Secret, put in place by renaming one symbolic link.
+    /// Installs a new generation of the Secret by renaming one symbolic link.
     fn mount(&mut self, ca: &str, server: &Issued) {
         let tls = self.place.scratch.path().join("tls");
         self.generation += 1;
@@ -119,7 +119,7 @@ impl Site {
         std::fs::read_to_string(self.place.log()).unwrap()
     }
 
-    /// Where the admin API listens, as the log says.
+    /// The address on which the admin API listens, from the log.
     fn address(&self) -> SocketAddr {
         let line = until("the line that says where", || {
             self.log()
@@ -171,7 +171,7 @@ async fn connect(address: SocketAddr, config: ClientConfig) -> Result<AdminClien
     channel.map(AdminClient::new).map_err(|error| format!("{error:?}"))
 }
 
-/// One call, in TLS 1.3 on a connection of its own: the error in one line where there is one.
+/// Makes one call, with TLS 1.3 on a new connection. Returns the error, if any, as one line.
 fn ask(
     daemon: &Daemon,
     address: SocketAddr,
@@ -184,8 +184,8 @@ fn ask(
     })
 }
 
-/// What the server says to a client that it refuses; `None` if it accepts it. In TLS 1.3 a client's handshake is over
-/// before the server has looked at its certificate: the alert comes in place of the first data.
+/// The server's answer to a client that it refuses, or `None` if it accepts the client. In TLS 1.3 a client's handshake
+/// completes before the server checks its certificate: the alert arrives in place of the first data.
 fn refusal(daemon: &Daemon, address: SocketAddr, config: ClientConfig) -> Option<String> {
     daemon.runtime.block_on(async {
         let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
@@ -269,7 +269,7 @@ fn certificates_are_renewed_under_a_live_client() {
     };
     assert!(ask_live(&daemon).is_ok());
 
-    // Half of a rotation is not taken, and is said.
+    // The server does not apply half of a rotation, and reports it.
     let torn = Issued { certificate: second.named(SERVER).certificate, key: second.named(SERVER).key };
     site.mount(&second.pem, &torn);
     let problems = until("the problem", || {
@@ -279,7 +279,7 @@ fn certificates_are_renewed_under_a_live_client() {
     assert!(problems[0].contains("admin.key"), "{problems:?}");
     assert!(ask(&daemon, address, client_config(&first, Some(&old), &TLS13)).is_ok());
 
-    // While the authority changes both are taken.
+    // While the authority changes, the server accepts certificates of both.
     let new = second.named("forebay-operator");
     site.mount(&format!("{}{}", first.pem, second.pem), &second.named(SERVER));
     until("the new certificate", || ask(&daemon, address, client_config(&second, Some(&new), &TLS13)).ok());
@@ -292,7 +292,7 @@ fn certificates_are_renewed_under_a_live_client() {
     });
     assert!(error.contains("UnknownCA"), "{error}");
     assert!(ask(&daemon, address, client_config(&second, Some(&new), &TLS13)).is_ok());
-    // The connection from before all this goes on.
+    // The connection from before the rotation continues.
     assert!(ask_live(&daemon).is_ok());
     assert!(daemon.create_volume("v").is_ok(), "and so does the socket");
     assert!(!site.log().contains("PRIVATE KEY"));

@@ -1,5 +1,5 @@
-//! Allocations of an event loop for each READ and WRITE once it has run for a while. The figures are limits that only ever go
-//! down: the goal is none.
+//! Allocations of an event loop for each READ and WRITE after a warm-up. The figures are limits that may only decrease: the
+//! goal is zero.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(unsafe_code, reason = "a global allocator is unsafe to implement")]
 
@@ -25,7 +25,7 @@ use support::in_process::{InProcess, Setup};
 use support::{Client, data};
 
 const MIB: usize = 1 << 20;
-/// Requests before those that are counted, and those.
+/// Requests before the counted ones, and counted requests.
 const WARM_UP: u64 = 200;
 const COUNTED: u64 = 1000;
 
@@ -53,7 +53,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// An engine that reports what its thread has allocated, whenever the loop waits.
+/// An engine that reports its thread's allocations whenever the loop waits.
 struct Watched<E> {
     engine: E,
     allocations: Arc<AtomicU64>,
@@ -114,7 +114,7 @@ fn per_request(allocations: &AtomicU64, client: &mut Client, request: impl Fn(&m
 
 #[test]
 fn a_request_allocates_no_more_than_it_did() {
-    // In memory, as far as that can be had: what waits for a disk is allocated for in other threads.
+    // In memory, if possible: operations that wait for a disk allocate in other threads.
     let shm = Path::new("/dev/shm");
     let folder = if shm.is_dir() { shm } else { Path::new("/tmp") };
     let scratch = tempfile::tempdir_in(folder).unwrap();

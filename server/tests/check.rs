@@ -1,4 +1,4 @@
-//! `forebay-server check`: what a configuration amounts to, before anything is started.
+//! `forebay-server check`: the effect of a configuration, before anything is started.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;

@@ -1,7 +1,7 @@
-//! kill -9 at seeded moments while an administrator and a client change things: what was acknowledged is there after the
-//! next start, what was under way is done or not, and nothing is in between.
+//! kill -9 at seeded moments while an administrator and a client change things: acknowledged changes exist after the next
+//! start, changes in progress are either done or not, and nothing is in between.
 //!
-//! `FOREBAY_CRASH_SEED` and `FOREBAY_CRASH_KILLS` choose another run.
+//! `FOREBAY_CRASH_SEED` and `FOREBAY_CRASH_KILLS` select another run.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -27,7 +27,7 @@ use support::{Client, Daemon, Place, engines, until};
 
 const SEED: u64 = 20_261_122;
 const KILLS: u64 = 200;
-/// Every so often the kill hits a server that is starting.
+/// Every `STARTING_EVERY`-th kill hits a server that is starting.
 const STARTING_EVERY: u64 = 6;
 /// Longest time from the first operation to the kill.
 const LIFE_US_MAX: u64 = 60_000;
@@ -36,7 +36,7 @@ const FILES: u64 = 6;
 const FILE_BYTES_MAX: u64 = 60_000;
 const MIB: u64 = 1 << 20;
 
-/// What a file holds, as one number.
+/// The contents of a file, derived from one number.
 fn content(number: u64) -> Vec<u8> {
     let mut random = Random(number);
     let length = random.below(FILE_BYTES_MAX);
@@ -51,18 +51,18 @@ fn id(volume: u64) -> String {
     format!("v{volume}")
 }
 
-/// A volume as it has to be.
+/// The expected state of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Volume {
     capacity: u64,
     labels: BTreeMap<String, String>,
-    /// The passwords that are good, the newest first.
+    /// The valid passwords, newest first.
     passwords: Vec<u64>,
-    /// Names and what they hold.
+    /// Names and contents.
     files: BTreeMap<u64, u64>,
 }
 
-/// Everything as it has to be.
+/// The expected state of everything.
 type State = BTreeMap<u64, Volume>;
 
 /// One change.
@@ -86,7 +86,7 @@ enum Change {
         password: u64,
         keep_previous: bool,
     },
-    /// Made again, written, flushed and closed.
+    /// The file is created again, written, flushed and closed.
     Write {
         volume: u64,
         file: u64,
@@ -104,7 +104,7 @@ enum Change {
 }
 
 impl Change {
-    /// One that makes sense, on volumes of which a client is there for those that need one.
+    /// Chooses a change that makes sense. For changes that need a client, it chooses among volumes that have one.
     fn choose(random: &mut Random, state: &State, mounted: &BTreeMap<u64, Client>) -> Self {
         loop {
             let volume = random.below(VOLUMES);
@@ -137,7 +137,7 @@ impl Change {
         }
     }
 
-    /// What it makes of things.
+    /// Applies the change to `state`.
     fn apply(&self, state: &mut State) {
         match *self {
             Self::Create { volume, capacity, password, label } => {
@@ -168,7 +168,7 @@ impl Change {
         }
     }
 
-    /// Asks for it; whether it was acknowledged before the server died.
+    /// Requests the change. Returns whether it was acknowledged before the server died.
     fn ask(&self, daemon: &mut Daemon, clients: &mut BTreeMap<u64, Client>) -> Asked {
         match *self {
             Self::Create { volume, capacity, password: number, label } => {
@@ -205,11 +205,11 @@ impl Change {
     }
 }
 
-/// What came of it.
+/// The outcome of a change.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
     Acknowledged,
-    /// The server died first, or said no.
+    /// The server died first or refused it.
     Not(String),
 }
 
@@ -227,7 +227,7 @@ fn name(file: u64) -> String {
     format!("file-{file}")
 }
 
-/// Sends one request of a chain that ends where the server dies or says no.
+/// Sends one request of a chain that ends if the server dies or refuses it.
 fn step(client: &mut Client, command: Smb, charge: u16, body: &[u8]) -> Result<Vec<u8>, String> {
     match client.try_call(command, charge, body) {
         None => Err("the connection is gone".to_owned()),
@@ -321,7 +321,7 @@ fn remove(client: &mut Client, file: u64) -> Asked {
     asked(set(client, file, FileInformationClass::FILE_DISPOSITION_INFORMATION, &[1]))
 }
 
-/// A run: the place, how things have to be, and the change that was under way when the server died last.
+/// A run: the place, the expected state, and the change that was in progress when the server last died.
 struct Run {
     place: Place,
     state: State,
@@ -333,7 +333,7 @@ struct Run {
 }
 
 impl Run {
-    /// Kills a server that is only starting.
+    /// Kills a server that is still starting.
     fn kill_while_starting(&mut self) {
         let mut child = self.place.command().stderr(std::process::Stdio::null()).spawn().expect("the server");
         let after = Duration::from_micros(self.random.below(LIFE_US_MAX));
@@ -342,7 +342,7 @@ impl Run {
         child.wait().unwrap();
     }
 
-    /// Starts, compares, changes things until the kill.
+    /// Starts the server, compares the state, and makes changes until the kill.
     fn live(&mut self) {
         let mut daemon = self.place.start();
         let mut clients = self.compare(&mut daemon);
@@ -375,8 +375,8 @@ impl Run {
         daemon.wait();
     }
 
-    /// Compares everything with how it has to be; then it is known whether what was under way was done. A client of each
-    /// volume.
+    /// Compares everything with the expected state and so finds out whether the change in progress was made. Returns a client
+    /// of each volume.
     fn compare(&mut self, daemon: &mut Daemon) -> BTreeMap<u64, Client> {
         let info = daemon.admin(async |admin| admin.get_server_info(api::GetServerInfoRequest {}).await);
         let info = info.unwrap().into_inner();
@@ -401,13 +401,13 @@ impl Run {
             reported(&before),
             reported(&after)
         );
-        // Which passwords are good, and the files.
+        // The valid passwords, and the files.
         let candidates = |volume: &u64| -> BTreeSet<u64> {
             let both = [&before, &after].into_iter().filter_map(|state| state.get(volume));
             both.flat_map(|found| found.passwords.iter().copied()).collect()
         };
         let address = daemon.address();
-        // All at once: clients that come back after a start are made to wait.
+        // In parallel: clients that reconnect after a start have to wait.
         let mut looks: BTreeMap<u64, Look> = std::thread::scope(|scope| {
             let look = |volume: &u64| {
                 let (volume, candidates) = (*volume, candidates(volume));
@@ -438,7 +438,7 @@ impl Run {
                 files.keys(),
                 before.get(&volume).map(|v| &v.files)
             );
-            // Emptied, partly written, whole, or not there: but nothing that was not written.
+            // The file can be empty, partly written, complete or missing, but holds nothing that was not written.
             if let (Some(file), Some(Change::Write { content: number, .. })) = (half_written, &under_way) {
                 let old = before[&volume].files.get(&file).map(|number| content(*number));
                 let new = content(*number);
@@ -456,7 +456,7 @@ impl Run {
         self.undone += usize::from(under_way.is_some() && state == before && before != after);
         let mut clients: BTreeMap<u64, Client> =
             looks.iter_mut().map(|(volume, look)| (*volume, look.client.take().unwrap())).collect();
-        // A file that was half written is made whole, so that what it holds is known.
+        // A half-written file is completed, so that its contents are known.
         if let Some(change @ Change::Write { .. }) = &under_way {
             assert_eq!(change.ask(daemon, &mut clients), Asked::Acknowledged);
             state = before;
@@ -467,7 +467,7 @@ impl Run {
         clients
     }
 
-    /// The volumes that the server tells of, with their capacities, which only the records have where there is no quota.
+    /// The volumes that the server reports, with their capacities. Without quota, only the records have the capacities.
     fn observed(&self, daemon: &mut Daemon) -> BTreeMap<u64, (u64, BTreeMap<String, String>)> {
         let request = api::ListVolumesRequest::default();
         let listed = daemon.admin(async |admin| admin.list_volumes(request).await).unwrap().into_inner();
@@ -483,7 +483,7 @@ impl Run {
         listed.volumes.into_iter().map(one).collect()
     }
 
-    /// What lies in the pool: records that are whole, data of volumes that are, no trash for long.
+    /// Checks the pool: complete records, data of volumes that have complete records, and no old trash.
     fn look_at_the_pool(&self) {
         let pool = self.place.pool();
         let names = |path: &str| -> BTreeSet<String> {
@@ -495,7 +495,7 @@ impl Run {
         let whole: BTreeSet<String> =
             records.iter().filter_map(|name| name.strip_suffix(".json").map(str::to_owned)).collect();
         assert_eq!(whole, expected);
-        // At most one that is being replaced, for each volume there ever was.
+        // For each volume that ever existed, at most one record that is being replaced.
         assert!(records.len() <= whole.len() + VOLUMES as usize, "{records:?}");
         for name in names("volumes").difference(&expected) {
             let left = std::fs::read_dir(pool.join("volumes").join(name)).unwrap().count();
@@ -505,7 +505,7 @@ impl Run {
         let slots = std::fs::read(pool.join(".forebay/starts")).unwrap();
         assert_eq!(slots.len(), 2 * 4096);
         for slot in slots.chunks(4096) {
-            // Magic, sequence, length and checksum are before the list.
+            // The list follows magic, sequence, length and checksum.
             let length = u32::from_le_bytes(slot[16..20].try_into().unwrap()) as usize;
             let starts = std::str::from_utf8(&slot[36..36 + length]).unwrap();
             for line in starts.strip_prefix("asking\n").unwrap_or(starts).lines() {
@@ -521,9 +521,9 @@ impl Run {
     }
 }
 
-/// What one client sees of its volume.
+/// One client's view of its volume.
 struct Look {
-    /// Those of the passwords that are good.
+    /// The valid passwords among the candidates.
     good: BTreeSet<u64>,
     files: BTreeMap<u64, Vec<u8>>,
     client: Option<Client>,
@@ -533,7 +533,7 @@ impl Look {
     fn at(address: SocketAddr, volume: u64, candidates: &BTreeSet<u64>) -> Self {
         let mut client = Client::connect(address, Dialect::SMB2_1);
         let mut log_on = |number: u64| {
-            // Each time another session.
+            // A new session for each attempt.
             client.session_id = 0;
             client.log_on(&format!("{}-user", id(volume)), &password(number)) == NtStatus::SUCCESS
         };

@@ -1,4 +1,4 @@
-//! The daemon as its users meet it: real processes, real sockets, both I/O engines.
+//! The daemon as its users see it: real processes, real sockets, both I/O engines.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -22,7 +22,7 @@ fn pattern(seed: u64, length: u64) -> Vec<u8> {
 
 fn write_and_read(client: &mut Client) {
     let file = client.open("data", CreateDisposition::OVERWRITE_IF).unwrap();
-    // Pipelined, as real clients do; sizes on both sides of what the transport treats differently.
+    // Pipelined, like real clients, with sizes on both sides of the transport's thresholds.
     let sizes = [MIB, 10, 4 * MIB, 65_536, 5000, MIB + 1, 20_000, 8 * MIB];
     let mut offset = 0;
     let mut pieces = Vec::new();
@@ -74,7 +74,7 @@ fn what_was_flushed_and_the_volume_outlive_kill_9() {
         let bytes = pattern(5, 3 * MIB);
         assert_eq!(client.write(file, 0, &bytes), NtStatus::SUCCESS);
         assert_eq!(client.flush(file), NtStatus::SUCCESS);
-        // More is on its way when it dies.
+        // More writes are in flight when it dies.
         for i in 0..8 {
             client.send_write(file, (4 + i) * MIB, &bytes[..MIB as usize]);
         }
@@ -102,7 +102,7 @@ fn sigterm_finishes_what_was_asked_and_ends_with_0() {
         let bytes = pattern(2, MIB);
         assert_eq!(client.write(file, 0, &bytes), NtStatus::SUCCESS);
         client.send_read(file, 0, MIB as u32);
-        // The first bytes of the answer are here, so the request was taken.
+        // The first bytes of the answer have arrived, so the server accepted the request.
         let mut one = [0; 1];
         assert_eq!(support::peek(&client.stream, &mut one).unwrap(), 1);
         daemon.terminate();
@@ -124,7 +124,7 @@ fn a_client_that_reads_nothing_delays_no_other() {
         let file = other.open("f", CreateDisposition::CREATE).unwrap();
         let bytes = pattern(3, 8 * MIB);
         assert_eq!(other.write(file, 0, &bytes), NtStatus::SUCCESS);
-        // More of them than there are event loops, so that each loop has one.
+        // More clients than event loops, so that each loop has one.
         let mut greedy: Vec<Client> = (0..3).map(|_| daemon.mount("v", Dialect::SMB2_1)).collect();
         for client in &mut greedy {
             let file = client.open("f", CreateDisposition::OPEN).unwrap();
@@ -133,7 +133,7 @@ fn a_client_that_reads_nothing_delays_no_other() {
             }
         }
         assert!(other.read(file, 0, 8 << 20).unwrap() == bytes);
-        // And they get all of it when they come round to it.
+        // And they get all the data when they finally read it.
         for client in &mut greedy {
             for _ in 0..8 {
                 assert!(data(&client.answer()).unwrap() == bytes);
@@ -158,7 +158,7 @@ fn nonsense_ends_its_own_connection_and_no_other() {
             stream.set_read_timeout(Some(support::DEADLINE)).unwrap();
             stream.write_all(&nonsense).unwrap();
             let mut rest = Vec::new();
-            // Closed or reset, but not left open.
+            // The connection is closed or reset, not left open.
             match stream.read_to_end(&mut rest) {
                 Ok(_) => {}
                 Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
@@ -185,7 +185,7 @@ fn connections_that_never_log_in_keep_no_client_out() {
             (0..flood).map(|_| TcpStream::connect(daemon.address()).unwrap()).collect();
         daemon.mount("v", Dialect::SMB2_1);
         client.open("f", CreateDisposition::CREATE).unwrap();
-        // The oldest of them had to go.
+        // The server closed the oldest connection.
         idle[0].set_read_timeout(Some(support::DEADLINE)).unwrap();
         assert_eq!(support::peek(&idle[0], &mut [0]).unwrap(), 0);
     }
@@ -201,7 +201,7 @@ fn capacity_is_promised_once_and_only_where_it_can_be_enforced() {
     huge.capacity_bytes = 1 << 60;
     let status = daemon.create(huge).unwrap_err();
     assert!(status.code() == Code::ResourceExhausted && status.message().contains("room"), "{status}");
-    // No machine that tests run on has project quota on its temporary directory; the lab's guests have it.
+    // Test machines have no project quota on their temporary directories; the lab's guests have it.
     match daemon.create_volume("v") {
         Ok(volume) => assert_eq!(volume.capacity_bytes, 1 << 30),
         Err(status) => {
@@ -241,14 +241,14 @@ fn a_full_disk_is_said_and_loses_nothing() {
     let big = client.open("big", CreateDisposition::CREATE).unwrap();
     let full = (0..64).map(|i| client.write(big, i * MIB / 8, &pattern(2, MIB / 8))).find(|s| s.is_error());
     assert_eq!(full, Some(NtStatus::DISK_FULL));
-    // Page by page, until nothing at all is left.
+    // Page by page, until no space is left.
     assert!((0..1024).any(|i| client.write(big, 8 * MIB + i * 4096, &[7; 4096]) == NtStatus::DISK_FULL));
 
     let status = daemon.create_volume("two").unwrap_err();
     assert!(status.message().to_lowercase().contains("space"), "{status}");
     assert_eq!(client.read(file, 0, MIB as u32).unwrap(), kept);
 
-    // The record of what was there is whole, and a restart on the full disk serves it.
+    // The record of the existing volume is complete, and after a restart on the full disk the server serves it.
     daemon.kill();
     let mut daemon = place.start();
     let mut client = daemon.mount("one", Dialect::SMB3_1_1);
@@ -272,7 +272,7 @@ fn a_volumes_credentials_open_that_volume_and_nothing_else() {
     assert_eq!(client.tree_connect("two"), NtStatus::ACCESS_DENIED);
     assert_eq!(client.tree_connect("one"), NtStatus::SUCCESS);
 
-    // Rotation: both are good until the old ones are dropped, and sessions in being go on.
+    // Rotation: both passwords are valid until the old ones are dropped, and active sessions continue.
     let file = client.open("f", CreateDisposition::CREATE).unwrap();
     let set = |password: &str, keep_previous| api::SetCredentialsRequest {
         volume_id: "one".to_owned(),

@@ -1,4 +1,4 @@
-//! The end of a server that clients are busy with, and what the next one is to them.
+//! The shutdown of a server with busy clients, and how they see the next one.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -17,7 +17,7 @@ use support::{Daemon, Place, engines, request, until};
 
 const MIB: usize = 1 << 20;
 
-/// The answers up to the end of the connection: message id and status of each. A reset is a failure.
+/// Returns the answers up to the end of the connection, each with message id and status. A reset is a failure.
 fn answers(mut stream: TcpStream, each: impl Fn(usize)) -> Vec<(u64, NtStatus)> {
     let mut found = Vec::new();
     loop {
@@ -38,7 +38,7 @@ fn answers(mut stream: TcpStream, each: impl Fn(usize)) -> Vec<(u64, NtStatus)> 
 
 #[test]
 fn what_is_answered_was_done_and_what_is_not_was_not() {
-    /// More than can be done before the signal comes.
+    /// More than the server can process before the signal arrives.
     const WRITES: usize = 300;
     const IN_FLIGHT: usize = 8;
     for engine in engines() {
@@ -49,7 +49,7 @@ fn what_is_answered_was_done_and_what_is_not_was_not() {
         let file = client.open("f", CreateDisposition::CREATE).unwrap();
         let stream = client.stream.try_clone().unwrap();
         let (answer, wait) = std::sync::mpsc::sync_channel(WRITES);
-        // Some are always on their way, so that the signal finds one half received.
+        // Some are always in flight, so that the signal arrives when one is half received.
         let writer = std::thread::spawn(move || {
             let mut sent = Vec::new();
             for i in 0..WRITES {
@@ -112,17 +112,17 @@ fn handles_of_an_earlier_start_mean_no_other_file_and_flush_what_they_wrote() {
         let nobodys = FileId { persistent: old.persistent ^ 0x100, volatile: old.volatile };
         assert_eq!(client.flush(nobodys), NtStatus::FILE_CLOSED);
         assert_eq!(client.close(new), NtStatus::SUCCESS);
-        // A handle of this start that is closed is just that.
+        // A closed handle of this start is reported as closed.
         assert_eq!(client.flush(new), NtStatus::FILE_CLOSED);
         client.flush(old)
     };
     assert_eq!(restarted(&|| ()), NtStatus::SUCCESS);
     assert_eq!(restarted(&|| ()), NtStatus::SUCCESS, "nor does a second start forget");
-    // What an earlier boot of the machine had in memory may be lost.
+    // Data that an earlier boot of the machine had in memory may be lost.
     let starts = place.pool().join(".forebay/starts");
     let other_boot = || {
-        // Two slots: magic, sequence, length and checksum are before the list. What is written here is as versions before
-        // slots have it.
+        // Two slots, each with magic, sequence, length and checksum before the list. The test writes the format of versions
+        // before slots.
         let slots = std::fs::read(&starts).unwrap();
         let number = |slot: &&[u8]| u64::from_le_bytes(slot[8..16].try_into().unwrap());
         let newest = slots.chunks(slots.len() / 2).max_by_key(number).unwrap();
@@ -162,10 +162,10 @@ fn who_reads_or_writes_by_a_handle_of_before_is_made_to_return() {
                 } else {
                     client.send_write(old, 0, b"astray");
                 }
-                // What was asked before is answered; the end is no reset, which would overtake the answer.
+                // Earlier requests are answered. The connection does not end with a reset, which would overtake the answer.
                 assert_eq!(answers(client.stream, |_| ()), [(asked, NtStatus::SUCCESS)], "{engine}");
             }
-            // A client that never opens again gets an answer in the end.
+            // A client that never opens the file again eventually gets an answer.
             let mut client = daemon.mount("v", Dialect::SMB2_1);
             assert_eq!(client.read(old, 0, 10), Err(NtStatus::FILE_CLOSED));
             assert_eq!(client.write(old, 0, b"astray"), NtStatus::FILE_CLOSED);
@@ -177,7 +177,7 @@ fn who_reads_or_writes_by_a_handle_of_before_is_made_to_return() {
         let mut client = daemon.mount("v", Dialect::SMB2_1);
         let new = client.open("f", CreateDisposition::OPEN).unwrap();
         assert!(client.read(new, 0, MIB as u32).unwrap() == whole);
-        // A handle that its client closed is just that.
+        // A handle that its client closed is reported as closed.
         assert_eq!(client.close(new), NtStatus::SUCCESS);
         assert_eq!(client.read(new, 0, 10), Err(NtStatus::FILE_CLOSED));
         assert_eq!(client.attributes(new), NtStatus::FILE_CLOSED);
@@ -236,7 +236,7 @@ fn one_signal_during_draining_does_not_cut_it_short() {
     let mut daemon = place.start();
     daemon.create_volume("v").unwrap();
     let _client = daemon.mount("v", Dialect::SMB2_1);
-    // A client that does not take leave keeps it draining for a while.
+    // A client that does not disconnect keeps the server draining for a while.
     daemon.admin(async |admin| admin.drain(api::DrainRequest { exit: false }).await).unwrap();
     daemon.terminate();
     assert_eq!(daemon.wait().code(), Some(0));

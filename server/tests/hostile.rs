@@ -1,4 +1,4 @@
-//! Clients that take what they can get of the server's memory, and what others notice of them.
+//! Clients that take as much of the server's memory as they can, and the effect on others.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -23,11 +23,11 @@ use support::{Client, Daemon, Place, peek, until};
 const MIB: usize = 1 << 20;
 /// `server.memory`.
 const MEMORY: usize = 64 * MIB;
-/// What a server needs besides (docs/reference/server.md, Memory): so much, and so much for each connection.
+/// Additional memory of a server (docs/reference/server.md, Memory): a fixed amount, and an amount for each connection.
 const BESIDES: usize = 100 * MIB;
 const BESIDES_PER_CONNECTION: usize = 128 << 10;
 
-/// Each test keeps the machine busy, and looks at how others fare meanwhile: one at a time.
+/// Each test keeps the machine busy and checks how other clients fare in the meantime, so only one runs at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -43,14 +43,15 @@ fn place(event_loops: usize, more: &str) -> Place {
     place
 }
 
-/// The most memory that the server had at any time, in bytes.
+/// The server's peak memory, in bytes.
 fn peak(daemon: &Daemon) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.child.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
 }
 
-/// The server has never had more memory than docs/reference/server.md states for so many connections.
+/// Asserts that the server's peak memory stayed within the limit that docs/reference/server.md states for this number of
+/// connections.
 #[track_caller]
 fn is_within_its_memory(daemon: &Daemon, connections: usize) {
     let (peak, most) = (peak(daemon), MEMORY + BESIDES + connections * BESIDES_PER_CONNECTION);
@@ -58,7 +59,7 @@ fn is_within_its_memory(daemon: &Daemon, connections: usize) {
     assert!(peak < most, "{} MiB, and {} MiB are stated", peak / MIB, most / MIB);
 }
 
-/// Does all kinds of things, each of which must succeed.
+/// Does various operations, each of which must succeed.
 fn works(client: &mut Client, name: &str) {
     let data: Vec<u8> = (0..4 * MIB).map(|i| (i % 251) as u8).collect();
     let file = client.open(name, CreateDisposition::OPEN_IF).unwrap();
@@ -68,7 +69,7 @@ fn works(client: &mut Client, name: &str) {
     assert_eq!(client.close(file), NtStatus::SUCCESS);
 }
 
-/// Statuses of an answer to a compound of two.
+/// The two statuses in the answer to a compound of two.
 fn both(frame: &[u8]) -> [NtStatus; 2] {
     let first = Header::parse(frame).unwrap();
     let second = Header::parse(&frame[first.next_command as usize..]).unwrap();
@@ -79,7 +80,7 @@ fn both(frame: &[u8]) -> [NtStatus; 2] {
 fn compounds_that_wait_for_a_break_hold_back_their_client_and_no_other() {
     let _alone = alone();
     const COMPOUNDS: usize = 10;
-    // With as many loops as this a loop's share of the memory was 7 such frames: the eighth ended the connection.
+    // With this many loops, a loop's share of the memory was 7 such frames: the eighth ended the connection.
     let place = place(64, "");
     let mut daemon = place.start();
     daemon.create_volume("hostile").unwrap();
@@ -104,13 +105,13 @@ fn compounds_that_wait_for_a_break_hold_back_their_client_and_no_other() {
     let mut senders = vec![send(&mut hostile[0])];
     let notice = holder.frame().expect("the break");
     assert_eq!(Header::parse(&notice).unwrap().command, Smb::OPLOCK_BREAK);
-    // Some wait for the break, some are refused since others of the connection wait, and some wait for memory.
+    // Some wait for the break, some are refused because others of the connection wait, and some wait for memory.
     let waits = hostile[0].frame().expect("the server does not end the connection");
     assert_eq!(Header::parse(&waits).unwrap().status, NtStatus::PENDING);
     senders.extend(hostile[1..].iter_mut().map(send));
     let mut calm = daemon.mount("calm", Dialect::SMB3_1_1);
     works(&mut calm, "f");
-    // Another connection of the same user gets along with what is reserved for each.
+    // Another connection of the same user works with the memory that is reserved for each connection.
     let mut other = daemon.mount("hostile", Dialect::SMB2_1);
     let file = other.open("g", CreateDisposition::CREATE).unwrap();
     assert_eq!(other.write(file, 0, b"small"), NtStatus::SUCCESS);
@@ -142,7 +143,7 @@ fn compounds_that_wait_for_a_break_hold_back_their_client_and_no_other() {
     is_within_its_memory(&daemon, 8);
 }
 
-/// OPLOCK_BREAK acknowledgment to no oplock at all.
+/// An OPLOCK_BREAK acknowledgment for an oplock that does not exist.
 fn acknowledge(file_id: FileId, body: &mut Vec<u8>) {
     oplock_break::Request::Oplock(OplockBreak { oplock_level: OplockLevel::NONE, file_id }).encode(body);
 }
@@ -150,9 +151,9 @@ fn acknowledge(file_id: FileId, body: &mut Vec<u8>) {
 #[test]
 fn frames_that_never_end_cost_others_nothing_and_end_their_connection() {
     let _alone = alone();
-    // More than there is memory for.
+    // More than the memory allows.
     const HOSTILE: usize = 12;
-    // One loop: all are neighbours.
+    // One loop, so that all clients share it.
     let place = place(1, "stall_timeout_s = 3");
     let mut daemon = place.start();
     daemon.create_volume("hostile").unwrap();
@@ -182,7 +183,8 @@ fn frames_that_never_end_cost_others_nothing_and_end_their_connection() {
     assert!(rounds > 1);
     let log = std::fs::read_to_string(place.log()).unwrap();
     assert!(log.contains("the peer does not send the rest of a frame"), "{log}");
-    // Those that had no memory had nothing begun; they get it in their turn, and time with it.
+    // The server had no memory for the others, so it had not started to receive their frames. They get it in turn, each with
+    // its own timeout.
     for client in &mut hostile[1..] {
         client.stream.set_nonblocking(false).unwrap();
         assert!(client.frame().is_none(), "it ends, too");
@@ -205,7 +207,7 @@ fn a_peer_that_takes_no_answer_is_ended_and_others_go_on() {
             let mut client = daemon.mount("hostile", Dialect::SMB2_1);
             let file = client.open(&format!("f{i}"), CreateDisposition::CREATE).unwrap();
             assert_eq!(client.write(file, 0, &vec![1; 4 * MIB]), NtStatus::SUCCESS);
-            // More than the buffers of both sockets take.
+            // More than the buffers of both sockets can hold.
             for _ in 0..8 {
                 client.send_read(file, 0, 4 * MIB as u32);
             }
@@ -223,7 +225,7 @@ fn a_peer_that_takes_no_answer_is_ended_and_others_go_on() {
         works(&mut calm, "f");
     }
     watcher.join().unwrap();
-    // What was sent before comes, and then the end.
+    // The data that was sent before arrives, and then the connection ends.
     for client in &mut stalled {
         while client.frame().is_some() {}
     }
@@ -231,7 +233,7 @@ fn a_peer_that_takes_no_answer_is_ended_and_others_go_on() {
     is_within_its_memory(&daemon, 9);
 }
 
-/// The credits that a client has left, shared by the thread that sends and the one that receives.
+/// The credits that a client has left, shared by its sending and its receiving thread.
 #[derive(Default)]
 struct Credits {
     left: Mutex<u64>,
@@ -250,17 +252,17 @@ impl Credits {
     }
 }
 
-/// What became of the compounds of one client.
+/// The outcomes of one client's compounds.
 #[derive(Debug, Default, Clone, Copy)]
 struct Became {
-    /// They have got an interim answer.
+    /// They have received an interim response.
     waits: usize,
     succeeded: usize,
     /// Refused with STATUS_INSUFFICIENT_RESOURCES.
     refused: usize,
 }
 
-/// A client that sends compounds of CREATE and WRITE as fast as its credits let it, and one that takes its answers.
+/// A client that sends compounds of CREATE and WRITE as fast as its credits allow, while another thread receives its answers.
 struct Flood {
     became: Arc<Mutex<Became>>,
     threads: [JoinHandle<()>; 2],
@@ -321,7 +323,7 @@ impl Flood {
     }
 }
 
-/// protocol.md 4: as many compounds of the largest size as a client may have wait.
+/// protocol.md 4: the maximum number of waiting compounds of the maximum size that a client may have.
 #[test]
 fn as_many_and_as_large_compounds_as_the_limits_let_through_cost_others_nothing() {
     let _alone = alone();
@@ -348,9 +350,9 @@ fn as_many_and_as_large_compounds_as_the_limits_let_through_cost_others_nothing(
         is_done.then_some(())
     });
     assert!(rounds > 1);
-    // Of the largest one waits, of the smaller ones as many as may.
+    // One of the largest waits, and as many of the smaller ones as allowed.
     assert_eq!((large.became().waits, small.became().waits), (1, COMPOUNDS));
-    // What more of the largest come take the rest of the user's share, and wait for it.
+    // Additional ones of the largest size take the rest of the user's share and wait for it.
     let more: Vec<Flood> =
         (0..4).map(|_| Flood::begin(daemon.mount("hostile", Dialect::SMB2_1), 4, IO_BYTES_MAX)).collect();
     for _ in 0..3 {
@@ -370,14 +372,14 @@ fn as_many_and_as_large_compounds_as_the_limits_let_through_cost_others_nothing(
     is_within_its_memory(&daemon, 8);
 }
 
-/// Processor time that the server has used, in ticks of the kernel's (10 ms).
+/// Processor time that the server has used, in kernel ticks (10 ms).
 fn ticks(daemon: &Daemon) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.child.id())).unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
-/// Bytes that wait in the client's socket.
+/// Unread bytes in the client's socket.
 fn unread(stream: &TcpStream) -> u64 {
     rustix::io::ioctl_fionread(stream).unwrap()
 }
@@ -389,7 +391,7 @@ fn listings_that_are_not_read_cost_others_nothing() {
     const HOSTILE: usize = 32;
     const LISTINGS: usize = 64;
     const DIRECTORIES: usize = 8;
-    // Names so long that all of them are more than the longest answer.
+    // Names so long that all of them exceed the longest answer.
     const NAMES: usize = 13_700;
     let place = place(4, "");
     let mut daemon = place.start();
@@ -406,7 +408,7 @@ fn listings_that_are_not_read_cost_others_nothing() {
     works(&mut calm, "f");
     let hostile: Vec<Client> = (0..HOSTILE)
         .map(|i| {
-            // Sealed answers lie in buffers, others in memory of the protocol's.
+            // Sealed answers are stored in buffers, others in the protocol's memory.
             let dialect = if i % 2 == 0 { Dialect::SMB2_1 } else { Dialect::SMB3_1_1 };
             let mut client = daemon.mount("hostile", dialect);
             let opens: Vec<FileId> =
@@ -427,7 +429,7 @@ fn listings_that_are_not_read_cost_others_nothing() {
         let is_idle = ticks(&daemon) - used < 3;
         (is_idle && hostile.iter().all(|client| unread(&client.stream) > 0)).then_some(())
     });
-    // Another client of the volume has shorter answers, and still finds every name once.
+    // Another client of the volume gets shorter answers, but still finds every name once.
     let list = |client: &mut Client| {
         let open = client.open("d", CreateDisposition::OPEN).unwrap();
         let mut answers = Vec::new();

@@ -1,4 +1,4 @@
-//! Operations that wait for the file system do not delay look-ups. On a frozen XFS every change of a name waits.
+//! Operations that wait for the file system do not delay look-ups. On a frozen XFS, every change of a name waits.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(dead_code, reason = "the disk can do more than is needed here")]
 
@@ -16,7 +16,7 @@ use forebay_smb::wire::{AccessMask, Command as Smb};
 use scratch_disk::Disk;
 use support::{Client, Place};
 
-/// Thaws the file system when it is dropped. Until then, a process that changes something cannot be killed.
+/// Thaws the file system when dropped. Until then, a process that changes something cannot be killed.
 struct Frozen(PathBuf);
 
 impl Frozen {
@@ -33,9 +33,9 @@ impl Drop for Frozen {
     }
 }
 
-/// A name that the kernel has not been asked for, so that a thread has to look.
+/// Looks up a name that is not in the kernel's cache, so that a thread has to do it.
 fn look_up(client: &mut Client, name: &str) {
-    // Read access only: for write access the kernel waits for the frozen file system before it looks the name up.
+    // Read access only: for write access, the kernel waits for the frozen file system before it looks up the name.
     let body = support::create_body(name, CreateDisposition::OPEN, AccessMask::FILE_READ_DATA);
     assert_eq!(client.call(Smb::CREATE, &body).status(), NtStatus::OBJECT_NAME_NOT_FOUND);
 }
@@ -69,9 +69,9 @@ fn changes_that_wait_for_the_file_system_delay_no_look_up() {
         };
         (0..64).for_each(|i| create(&mut flood, i));
         look_up(&mut other, "nothing 1");
-        // On the connection of those that wait, too: it is the first that is answered there.
+        // Also on the connection with the waiting requests: this one is answered first there.
         look_up(&mut flood, "nothing 2");
-        // More than one connection may have in a lane: it is held back, and only it.
+        // More requests than one connection may have in a lane: only this connection is held back.
         (64..400).for_each(|i| create(&mut flood, i));
         for i in 3..20 {
             look_up(&mut other, &format!("nothing {i}"));

@@ -1,4 +1,4 @@
-//! Limits of volumes: what exceeds them waits, disturbs no other volume, and loses nothing.
+//! Limits of volumes: operations that exceed them wait, do not disturb other volumes, and lose nothing.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -54,7 +54,7 @@ fn a_volume_is_held_to_its_bytes_per_second_and_keeps_its_data() {
         for _ in 0..PIECES {
             assert_eq!(client.answer().status(), NtStatus::SUCCESS);
         }
-        // The last begins when those before it are paid for, less the burst.
+        // The last one starts when the previous ones are paid for, minus the burst.
         let least = Duration::from_millis((PIECES - 1) * MIB * 1000 / RATE - 100);
         assert!(began.elapsed() >= least, "{:?}", began.elapsed());
 
@@ -82,7 +82,7 @@ fn a_volume_over_its_limit_delays_no_other_and_a_raised_limit_applies_to_what_wa
             client.send_read(file, 0, 7);
         }
         assert_eq!(data(&client.answer()).unwrap(), b"limited");
-        // At the limit they would take 40 s.
+        // With the limit, they would take 40 s.
         let mut other = daemon.mount("w", Dialect::SMB2_1);
         let file = other.open("f", CreateDisposition::CREATE).unwrap();
         for i in 0..100 {
@@ -118,7 +118,7 @@ fn what_waits_ends_with_its_connection_and_with_the_server() {
             staying.send_write(kept, i, b"y");
         }
         assert_eq!(staying.answer().status(), NtStatus::SUCCESS);
-        // At the limit this would take 40 s.
+        // With the limit, this would take 40 s.
         let ends = Instant::now();
         daemon.terminate();
         let mut answered = 1;
@@ -156,7 +156,7 @@ fn a_busy_volume_is_found_by_metrics_of_its_own() {
         for _ in 0..20 {
             client.send_read(file, 0, 7);
         }
-        // A server that gets no processor takes them when the limit is gone.
+        // A server without processor time could process them only after the limit is removed.
         let throttled = "forebay_volume_throttled_operations_total{volume=\"v\"} ";
         let is_throttled = |text: &str| {
             text.lines().find_map(|line| line.strip_prefix(throttled)).is_some_and(|count| count != "0")
@@ -203,7 +203,7 @@ fn a_busy_volume_is_found_by_metrics_of_its_own() {
         }
         assert!(value("throttled_operations_total", "volume=\"v\"") > 0.0);
         assert_eq!(value("throttled_operations_total", "volume=\"w\""), 0.0);
-        // What is gone has no metrics.
+        // A removed volume has no metrics.
         let request = api::DeleteVolumeRequest { volume_id: "w".to_owned(), force: true };
         daemon.admin(async |admin| admin.delete_volume(request).await).unwrap();
         assert!(!place.metrics().contains("volume=\"w\""));

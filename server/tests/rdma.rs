@@ -1,4 +1,4 @@
-//! Whether this machine has RDMA: the server is of use either way, and says which.
+//! Whether this machine has RDMA: the server works either way, and reports which.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -12,7 +12,7 @@ use forebay_smb::wire::create::CreateDisposition;
 use forebay_smb::wire::negotiate::Dialect;
 use support::{Daemon, Place, until};
 
-/// What there is of RDMA: devices with a port that is up, or why there are none.
+/// The available RDMA: devices with a port that is up, or the reason why there are none.
 fn here() -> Result<String, String> {
     if let Err(error) = forebay_rdma::EventChannel::new() {
         return Err(error.to_string());
@@ -73,7 +73,7 @@ fn a_server_serves_with_and_without_rdma_and_says_which() {
         }
     }
 
-    // By TCP it serves in any case.
+    // It always serves over TCP.
     daemon.create_volume("v").unwrap();
     let mut client = daemon.mount("v", Dialect::SMB3_1_1);
     let file = client.open("f", CreateDisposition::CREATE).unwrap();

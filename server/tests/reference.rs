@@ -1,4 +1,4 @@
-//! The reference in docs/reference: configuration, metrics and command line as the code has them.
+//! The reference in docs/reference: configuration, metrics and command line as in the code.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -63,7 +63,7 @@ fn every_metric_is_in_the_reference() {
     let table = generated::metrics(&metrics.text());
     generated::part("docs/reference/metrics.md", "forebay-server", &table, PACKAGE);
 
-    // Those of pools on namespaces appear only beside a target: the page describes them by hand.
+    // Metrics of pools on namespaces exist only with a target: the page describes them by hand.
     let page =
         std::fs::read_to_string(generated::root().join("docs/reference/metrics.md")).expect("the page");
     let source = concat!(include_str!("../src/metrics.rs"), include_str!("../src/metrics/volumes.rs"));

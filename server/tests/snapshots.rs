@@ -1,4 +1,4 @@
-//! Snapshots of volumes and volumes that are made of them: on XFS, with clients that go on writing.
+//! Snapshots of volumes, and volumes created from them: on XFS, with clients that keep writing.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -87,7 +87,7 @@ fn a_snapshot_keeps_what_was_there_and_volumes_are_made_of_it() {
         let made = snapshot(&mut daemon, "s1", "v").unwrap();
         assert_eq!((made.volume_id.as_str(), made.capacity_bytes), ("v", 1 << 30));
         put(&mut daemon.mount("v", Dialect::SMB3_1_1), "f", b"after");
-        // The same again is the same, whatever has changed since.
+        // The same request returns the same snapshot, regardless of later changes.
         assert_eq!(snapshot(&mut daemon, "s1", "v").unwrap(), made);
         assert_eq!(snapshot(&mut daemon, "s1", "w").unwrap_err().code(), Code::AlreadyExists);
         assert_eq!(snapshot(&mut daemon, "s2", "w").unwrap_err().code(), Code::NotFound);
@@ -98,7 +98,7 @@ fn a_snapshot_keeps_what_was_there_and_volumes_are_made_of_it() {
         assert_eq!(get(&mut daemon.mount("r", Dialect::SMB3_1_1), "f").unwrap(), b"before");
         daemon.create(of_volume("c", "v")).unwrap();
         assert_eq!(get(&mut daemon.mount("c", Dialect::SMB3_1_1), "f").unwrap(), b"after");
-        // Neither sees what is written to the other.
+        // Neither volume sees writes to the other.
         put(&mut daemon.mount("c", Dialect::SMB3_1_1), "f", b"changed");
         assert_eq!(get(&mut daemon.mount("v", Dialect::SMB3_1_1), "f").unwrap(), b"after");
 
@@ -111,7 +111,7 @@ fn a_snapshot_keeps_what_was_there_and_volumes_are_made_of_it() {
         let both = api::CreateVolumeRequest { source_volume_id: "v".to_owned(), ..of_snapshot("x", "s1") };
         assert_eq!(daemon.create(both).unwrap_err().code(), Code::InvalidArgument);
 
-        // It outlives its volume and the server, and is no volume itself.
+        // The snapshot outlives its volume and the server, and is not a volume.
         delete_volume(&mut daemon, "v").unwrap();
         assert_eq!(snapshot(&mut daemon, "s2", "v").unwrap_err().code(), Code::NotFound);
         daemon.kill();
@@ -164,7 +164,7 @@ fn clients_look_into_the_snapshots_of_their_volume() {
         for round in ["first", "second"] {
             put(&mut client, "f", round.as_bytes());
             let made = snapshot(&mut daemon, round, "v").unwrap();
-            // A client names a snapshot by the second.
+            // A client names a snapshot by its second.
             std::thread::sleep(std::time::Duration::from_millis(1100));
             times.push(filetime(&made));
         }
@@ -187,7 +187,7 @@ fn clients_look_into_the_snapshots_of_their_volume() {
                 client = daemon.mount("v", Dialect::SMB3_1_1);
             }
             for (time, expected) in times.iter().zip(["first", "second"]) {
-                // Without the fraction of the second, as a token has it.
+                // Without the fraction of a second, as in a token.
                 for time in [*time, time / 10_000_000 * 10_000_000] {
                     let file = client.open_of(time, "f", READ).unwrap();
                     assert_eq!(client.read(file, 0, 100).unwrap(), expected.as_bytes());
@@ -213,11 +213,11 @@ fn clients_look_into_the_snapshots_of_their_volume() {
             );
             assert_eq!(get(&mut client, "f").unwrap(), b"now");
         }
-        // Another volume's clients do not see them.
+        // Clients of another volume do not see them.
         let mut other = daemon.mount("w", Dialect::SMB3_1_1);
         assert_eq!(other.open_of(times[0], "", READ), Err(NtStatus::OBJECT_NAME_NOT_FOUND));
 
-        // Files that are open stay readable. What is left of a directory is not listed, and nothing new is opened.
+        // Open files stay readable. The rest of a directory's listing is not returned, and nothing new can be opened.
         let open = client.open_of(times[0], "f", READ).unwrap();
         let [listed, unlisted] = [(); 2].map(|()| client.open_of(times[0], "", READ).unwrap());
         let all = client.list(listed, query_directory::Flags(0), 4096).unwrap().unwrap();
@@ -235,7 +235,7 @@ fn clients_look_into_the_snapshots_of_their_volume() {
         assert_eq!(client.read(second, 0, 100).unwrap(), b"second");
         assert_eq!(client.close(second), NtStatus::SUCCESS);
 
-        // A volume that has the id later has no part in them.
+        // A later volume with the same id does not have these snapshots.
         delete_volume(&mut daemon, "v").unwrap();
         daemon.create_volume("v").unwrap();
         let mut client = daemon.mount("v", Dialect::SMB3_1_1);
@@ -249,8 +249,8 @@ fn clients_look_into_the_snapshots_of_their_volume() {
     }
 }
 
-/// One chain of changes, each of which begins when the one before it is acknowledged: a number goes to the file `a`, then to
-/// `b`; then the file of the next number is made, and that of the one before removed.
+/// A chain of changes, each of which starts after the previous one is acknowledged: a number is written to the file `a`, then
+/// to `b`; then the file of the next number is created, and the previous number's file is removed.
 fn chain(client: &mut Client, prefix: &str, ended: &AtomicBool, turns: &AtomicU64) {
     let a = client.open(&format!("{prefix}-a"), CreateDisposition::CREATE).unwrap();
     let b = client.open(&format!("{prefix}-b"), CreateDisposition::CREATE).unwrap();
@@ -290,7 +290,7 @@ fn a_snapshot_holds_all_changes_up_to_one_moment_while_clients_go_on() {
         let place = place(engine, &xfs);
         let mut daemon = place.start();
         daemon.create_volume("v").unwrap();
-        // Files between those of the chains, so that a copy takes a while.
+        // Files between those of the chains, so that a copy takes some time.
         let mut client = daemon.mount("v", Dialect::SMB3_1_1);
         for index in 0..1000 {
             put(&mut client, &format!("between-{index}"), b"x");
@@ -334,7 +334,7 @@ fn a_snapshot_holds_all_changes_up_to_one_moment_while_clients_go_on() {
                 let mut numbers: Vec<u64> =
                     names.iter().filter_map(|name| name.strip_prefix(&prefix)?.parse().ok()).collect();
                 numbers.sort_unstable();
-                // The file of `b` may not be made yet, and the one before it not removed.
+                // The file of `b` may not exist yet, and the previous one may not be removed yet.
                 let possible: &[&[u64]] = &[&[b], &[b - 1, b], &[b - 1]];
                 assert!(possible.contains(&&*numbers), "{id}: {numbers:?} where {a} and {b} are written");
             }
@@ -385,7 +385,7 @@ fn what_a_killed_server_has_not_finished_is_gone_at_its_next_start() {
         });
         let begun = || std::fs::read_dir(&copy).is_ok_and(|found| found.count() > 100);
         until("it is being copied", || begun().then_some(()));
-        // Meanwhile it is not there, cannot be removed, and its source stays.
+        // In the meantime the copy is not listed and cannot be removed, and its source stays.
         assert_eq!(delete_volume(&mut daemon, "v").unwrap_err().code(), Code::Aborted);
         assert_eq!(listed(&mut daemon, "", ""), [""; 0]);
         match what {
@@ -405,7 +405,7 @@ fn what_a_killed_server_has_not_finished_is_gone_at_its_next_start() {
         assert!(!copy.exists());
         assert_eq!(listed(&mut daemon, "", ""), [""; 0]);
         until("the rest is removed", || is_empty(&xfs.path().join(".forebay/trash")).then_some(()));
-        // The client that asked asks again.
+        // The client retries its request.
         match what {
             "snapshot" => drop(snapshot(&mut daemon, "s", "v").unwrap()),
             _ => drop(daemon.create(of_volume("c", "v")).unwrap()),
@@ -428,6 +428,6 @@ fn a_file_system_without_shared_extents_is_named_and_nothing_is_left() {
         assert!(status.message().contains("reflink=1"), "{status}");
     }
     assert!(!memory.path().join("snapshots").exists() && !memory.path().join("volumes/c").exists());
-    // Its clients have noticed nothing.
+    // Its clients have not been affected.
     put(&mut daemon.mount("v", Dialect::SMB3_1_1), "f", b"x");
 }

@@ -1,5 +1,5 @@
-//! A server with an engine that is watched and held up: more writers than there is memory for, on a disk that is slower than all of
-//! them; and what an event loop does in one turn.
+//! A server with an engine that is monitored and delayed: more writers than the memory allows, on a disk that is slower than
+//! all of them together; and the work of an event loop in one turn.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -28,15 +28,15 @@ use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
 const EVENT_LOOPS: usize = 64;
-/// Volumes with clients that write, and writers of each.
+/// Volumes with clients that write, and writers per volume.
 const VOLUMES: usize = 8;
 const WRITERS: usize = 8;
 const WRITE_BYTES: usize = 4 * MIB;
-/// WRITEs that the first writer of a volume has under way at once, and each of the others.
+/// WRITEs that the first writer of a volume has in flight, and each of the others.
 const WRITES_MOST: usize = 10;
 const WRITES: usize = 2;
 const MEMORY: usize = 128 * MIB;
-/// What the process needs beside its memory for payload, the writers' threads included.
+/// The memory that the process needs in addition to its memory for payload, including the writers' threads.
 const BESIDES: usize = 96 * MIB;
 
 /// The memory of this process is measured: one test at a time.
@@ -46,17 +46,17 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A disk that ends WRITEs only as it is allowed to, and what is seen of the loops that use it.
+/// A disk that completes WRITEs only when allowed to, and observations of the loops that use it.
 #[derive(Default)]
 struct Disk {
     allowed: AtomicU64,
     ended: AtomicU64,
     wakers: Mutex<Vec<Waker>>,
-    /// What is received stays with the engine.
+    /// The engine holds back what it received.
     receives_held: AtomicBool,
-    /// Receives that do.
+    /// Receives that it holds back.
     receives: AtomicUsize,
-    /// Most bytes of READs that one turn has begun.
+    /// The maximum number of READ bytes that one turn started.
     turn_bytes_most: AtomicUsize,
     /// A loop has waited with mail undelivered.
     mail_left: AtomicBool,
@@ -96,7 +96,7 @@ struct Throttled<E> {
     disk: Arc<Disk>,
     writes: Vec<Completion>,
     receives: Vec<Completion>,
-    /// Of READs begun in this turn.
+    /// Bytes of READs started in this turn.
     bytes: usize,
 }
 
@@ -214,7 +214,7 @@ fn writers_on_a_slow_disk_wait_and_no_client_is_ended_or_refused() {
         })
         .collect();
 
-    // The disk does nothing at all: the memory is used up, and connections wait for it.
+    // The disk completes nothing: the memory is used up, and connections wait for it.
     let budget = server.memory.budget();
     until("the end of the memory", || {
         (budget.bytes() + WRITE_BYTES > MEMORY && server.metrics.memory_waits.get() > 32).then_some(())
@@ -228,7 +228,7 @@ fn writers_on_a_slow_disk_wait_and_no_client_is_ended_or_refused() {
     assert_eq!(disk.ended.load(Ordering::Relaxed), 0);
     assert!(budget.bytes() < MEMORY + 8 * MIB, "{budget:?}");
 
-    // It ends one WRITE after the other.
+    // It completes one WRITE after the other.
     let all = (VOLUMES * (WRITES_MOST + (WRITERS - 1) * WRITES)) as u64 + 1;
     let slow = Arc::clone(&disk);
     let ending = std::thread::spawn(move || {
@@ -275,7 +275,7 @@ fn a_turn_begins_no_more_reads_than_it_may_and_all_are_answered() {
         client.send_read(*file, 0, 4 * MIB as u32);
     }
     until("all requests", || (disk.receives.load(Ordering::SeqCst) >= READERS).then_some(()));
-    // They come in one turn.
+    // They arrive in one turn.
     disk.hold_receives(false);
     for (client, _) in &mut readers {
         assert!(support::data(&client.answer()).unwrap() == data);
@@ -297,7 +297,7 @@ fn what_the_end_of_a_connection_causes_is_delivered_before_the_loop_waits() {
     let asks = std::thread::spawn(move || waiting.open("f", CreateDisposition::OPEN).map(drop));
     let notice = holder.frame().expect("the break");
     assert_eq!(Header::parse(&notice).unwrap().command, Smb::OPLOCK_BREAK);
-    // The holder does not answer, and ends for a frame that it does not finish.
+    // The holder does not answer. Its connection ends because it does not finish a frame.
     let frame = holder.write_frame(held, 0, MIB as u32);
     holder.stream.write_all(&frame).unwrap();
     assert!(holder.frame().is_none());

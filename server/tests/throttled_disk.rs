@@ -1,6 +1,6 @@
-//! More writers than there is memory for, against a real server of 64 event loops, on a disk that is slower than all of them.
+//! More writers than the memory allows, against a real server with 64 event loops, on a disk slower than all of them together.
 //!
-//! The pool is an XFS on a disk that QEMU throttles, and it is written through: every WRITE waits for that disk.
+//! The pool is a write-through XFS on a disk that QEMU throttles: every WRITE waits for that disk.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -21,18 +21,18 @@ use support::{Client, Place, until};
 
 const MIB: usize = 1 << 20;
 const EVENT_LOOPS: usize = 64;
-/// Volumes with clients that write, and writers of each.
+/// Volumes with clients that write, and writers per volume.
 const VOLUMES: usize = 8;
 const WRITERS: usize = 8;
 const WRITE_BYTES: usize = 4 * MIB;
-/// WRITEs that the first writer of a volume has under way at once, and each of the others.
+/// WRITEs that the first writer of a volume has in flight, and each of the others.
 const WRITES_MOST: usize = 4;
 const WRITES: usize = 1;
 const WRITTEN_BYTES: usize = VOLUMES * (WRITES_MOST + (WRITERS - 1) * WRITES) * WRITE_BYTES;
-/// What the disk writes in a second.
+/// Bytes that the disk writes per second.
 const DISK_BYTES_PER_SECOND: usize = 64 * MIB;
 const DISK_BYTES: usize = 1 << 30;
-/// `server.memory`, and what the server needs besides (docs/reference/server.md, Memory).
+/// `server.memory`, and the server's additional memory (docs/reference/server.md, Memory).
 const MEMORY: usize = 64 * MIB;
 const BESIDES: usize = 100 * MIB;
 const BESIDES_PER_CONNECTION: usize = 128 << 10;
@@ -56,7 +56,7 @@ fn throttled_disk(test: &str) -> Option<Disk> {
     }
 }
 
-/// What WRITE `nth` of a writer writes.
+/// The data of WRITE `nth` of a writer.
 fn data(writer: usize, nth: usize) -> Vec<u8> {
     let seed = (writer * WRITES_MOST + nth + 1) as u32;
     let mut data = vec![seed as u8; WRITE_BYTES];
@@ -75,7 +75,7 @@ fn volume(writer: usize) -> String {
     format!("busy{}", writer % VOLUMES)
 }
 
-/// Writes all that writer `writer` has to write at once, and has it put on stable storage.
+/// Sends all WRITEs of writer `writer` without waiting in between, and flushes them to stable storage.
 fn write(mut client: Client, writer: usize) {
     let file = client.open(&format!("f{writer}"), CreateDisposition::CREATE).unwrap();
     let frames: Vec<Vec<u8>> = (0..writes(writer))
@@ -172,7 +172,7 @@ fn writers_on_a_throttled_disk_wait_and_no_client_is_ended_or_refused() {
         WRITTEN_BYTES / MIB,
         peak / MIB
     );
-    // The disk was slow, and the writers had more than the server's memory under way.
+    // The disk was slow, and the writers had more data in flight than the server's memory holds.
     let least = Duration::from_secs((WRITTEN_BYTES / DISK_BYTES_PER_SECOND) as u64) * 3 / 4;
     assert!(took > least, "{took:?}");
     assert!(rounds > 1 && written > 1);
@@ -181,7 +181,7 @@ fn writers_on_a_throttled_disk_wait_and_no_client_is_ended_or_refused() {
     let log = std::fs::read_to_string(place.log()).unwrap();
     assert!(!log.contains("disconnecting"), "{log}");
 
-    // Server and disk lose their power: all that was answered is on the disk.
+    // Server and disk lose power: everything that was answered is on the disk.
     daemon.kill();
     disk.fail();
     let after = scratch();

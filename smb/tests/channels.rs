@@ -1,4 +1,4 @@
-//! Conversations about sessions of several channels: binding, and every way to lose one.
+//! Conversations about sessions with several channels: binding, and every way to lose a channel.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -40,12 +40,12 @@ fn negotiated(server: &Arc<Server>, id: u64, change: impl FnOnce(&mut Client)) -
 fn works(client: &mut Client) {
     client.sign = true;
     assert_eq!(client.call(Command::ECHO, &ECHO).unwrap().status(), NtStatus::SUCCESS);
-    // Asks for the session and the tree: they are the same on every channel.
+    // The session and the tree are the same on every channel.
     assert_eq!(client.tree_connect("vol").unwrap().status(), NtStatus::SUCCESS);
     client.sign = false;
 }
 
-/// Hands over what connections have for each other; which of them ended by it.
+/// Delivers what connections have for each other. Returns the connections that this ended.
 fn deliver(server: &Server, clients: &mut [&mut Client]) -> Vec<u64> {
     let mut ended = Vec::new();
     for (to, mail) in server.take_mail() {
@@ -95,7 +95,7 @@ fn a_second_connection_carries_the_session_under_a_signing_key_of_its_own() {
         let infos = server.session_infos();
         assert_eq!(infos.len(), 1, "{dialect:?}");
         assert_eq!(infos[0].client_addresses, ["peer-1", "peer-2"]);
-        // The first channel's key signs nothing on the second.
+        // The first channel's key does not sign on the second.
         let mut c = Client::channel(&a, 3, nothing());
         c.sign_as(&a);
         c.sign = true;
@@ -107,7 +107,7 @@ fn a_second_connection_carries_the_session_under_a_signing_key_of_its_own() {
 fn every_cipher_seals_on_all_channels_and_no_nonce_comes_twice() {
     for cipher in [Cipher::Aes128Gcm, Cipher::Aes256Gcm, Cipher::Aes128Ccm, Cipher::Aes256Ccm] {
         let server = server();
-        // The same randomness for all: their counters begin at the same place.
+        // All connections get the same randomness, so their counters start at the same value.
         let new = |id| {
             let mut client = Client::seeded(&server, id, 7, Dialect::SMB3_1_1);
             client.ciphers = vec![cipher];
@@ -237,7 +237,7 @@ fn a_connection_is_a_channel_once_and_of_sessions_that_exist() {
     let outsider = Client::mount(&support::server(), 9, Dialect::SMB3_1_1, nothing());
     let mut b = negotiated(&server, 2, |_| {});
     assert_eq!(b.bind(&outsider, USER, PASSWORD).unwrap().status(), NtStatus::USER_SESSION_DELETED);
-    // Other requests than a binding must not name a session that is not the connection's.
+    // Requests other than a binding must not name another connection's session.
     let mut stranger = negotiated(&server, 5, |_| {});
     stranger.adopt(&a);
     stranger.sign = true;
@@ -297,13 +297,13 @@ fn a_session_lives_as_long_as_one_channel() {
     let mut a = first(&server);
     let mut b = Client::channel(&a, 2, nothing());
     let mut c = Client::channel(&a, 3, nothing());
-    // The connection that the session was made on is nothing special.
+    // The connection that created the session is not special.
     a.disconnect();
     assert_eq!((closed(&a), server.take_mail().len()), (0, 0));
     assert_eq!(server.session_infos()[0].client_addresses, ["peer-2", "peer-3"]);
     works(&mut b);
     works(&mut c);
-    // Nor are its keys gone: others may still be bound.
+    // Its keys remain usable: other connections can still be bound.
     let mut d = negotiated(&server, 4, |_| {});
     assert_eq!(d.bind(&b, USER, PASSWORD).unwrap().status(), NtStatus::SUCCESS);
     works(&mut d);
@@ -369,12 +369,12 @@ fn a_failed_reauthentication_ends_the_session_everywhere_and_none_is_joined_mean
     let mut c = negotiated(&server, 3, |_| {});
     b.begin_reauthentication(USER).unwrap();
     assert_eq!(c.bind(&a, USER, PASSWORD).unwrap().status(), NtStatus::REQUEST_NOT_ACCEPTED);
-    // A first leg where the second belongs.
+    // A first leg in place of the second.
     assert!(b.logon(USER, PASSWORD, 0).unwrap().status().is_error());
     assert!(deliver(&server, &mut [&mut a, &mut b]).is_empty());
     assert!(server.session_infos().is_empty());
 
-    // A connection that is lost in the middle of it holds no other up.
+    // A connection that is lost in the middle of a reauthentication does not block others.
     let mut a = Client::mount(&server, 11, Dialect::SMB3_1_1, nothing());
     let mut b = Client::channel(&a, 12, nothing());
     b.begin_reauthentication(USER).unwrap();
@@ -400,7 +400,7 @@ fn a_reauthentication_by_another_key_than_the_channels_is_refused_under_the_chan
             let (head, rest) = message.split_at_mut(64);
             a.signing_key().sign_in_place(head, &[rest]);
             b.send_raw(message).unwrap();
-            // That the signature is the channel's is what the client has looked at.
+            // The client has verified that the channel's key signed this.
             let answer = b.answers.pop_front().unwrap();
             assert_eq!(answer.status(), NtStatus::ACCESS_DENIED);
             assert!(answer.header.flags.contains(HeaderFlags::SIGNED));

@@ -1,4 +1,4 @@
-//! The codec: what it writes it reads again, what it cannot read it refuses without panic and without great allocations.
+//! The codec: it reads what it wrote, and refuses what it cannot read without panics or large allocations.
 
 #[path = "codec/allocation.rs"]
 mod allocation;

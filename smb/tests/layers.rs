@@ -1,5 +1,5 @@
-//! The engine is in layers: a file imports lower layers or its own folder only, and no two files import each other but a module
-//! and its children.
+//! The engine has layers: a file imports only lower layers or its own folder, and no two files import each other except a
+//! module and its children.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,13 +41,13 @@ const LAYERS: &[&[&str]] = &[
 /// Modules by their path below the root, `engine::file::table` as `["file", "table"]`, with the modules that each imports.
 type Modules = BTreeMap<Vec<String>, BTreeSet<Vec<String>>>;
 
-/// The text without comments and without tests, which are at the end of a file.
+/// The source without comments and without tests, which are at the end of a file.
 fn code(source: &str) -> String {
     let source = source.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
     source.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
 }
 
-/// The paths that begin at the start of `text`, `{}` spelled out.
+/// The paths at the start of `text`, with `{}` expanded.
 fn paths(text: &str, prefix: &[String], found: &mut Vec<Vec<String>>) {
     let text = text.trim_start();
     if let Some(group) = text.strip_prefix('{') {
@@ -80,7 +80,7 @@ fn paths(text: &str, prefix: &[String], found: &mut Vec<Vec<String>>) {
     }
 }
 
-/// What a module names of its crate: paths below `root`.
+/// The paths below `root` that a module names in its crate.
 fn named(code: &str, module: &[String], root: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     let parent = &module[..module.len().saturating_sub(1)];
@@ -131,7 +131,7 @@ fn modules(sources: &BTreeMap<Vec<String>, String>, root: &str) -> Modules {
     sources.iter().map(|(module, source)| (module.clone(), imports(module, source))).collect()
 }
 
-/// What breaks the layers: `LAYERS` names all files and folders, and an import goes down.
+/// Violations of the layers: `LAYERS` names all files and folders, and imports only lead downwards.
 fn out_of_layer(modules: &Modules, layers: &[&[&str]]) -> Vec<String> {
     let layer = |name: &str| layers.iter().position(|layer| layer.contains(&name));
     let mut wrong = Vec::new();
@@ -152,7 +152,7 @@ fn out_of_layer(modules: &Modules, layers: &[&[&str]]) -> Vec<String> {
     wrong
 }
 
-/// A circle of imports between the modules of one folder, in which each stands for all below it.
+/// A cycle of imports between the modules of one folder. Each module stands for everything below it.
 fn circle(modules: &Modules) -> Option<Vec<String>> {
     let folders: BTreeSet<&[String]> = modules.keys().filter_map(|m| Some(m.split_last()?.1)).collect();
     for folder in folders {
@@ -163,7 +163,7 @@ fn circle(modules: &Modules) -> Option<Vec<String>> {
             let to = imports.iter().filter_map(child).filter(|to| *to != from);
             graph.entry(from.clone()).or_default().extend(to);
         }
-        // What imports nothing that is left goes, until nothing does.
+        // Removes modules that import no remaining module, until none is left to remove.
         loop {
             let left: BTreeSet<String> = graph.keys().cloned().collect();
             graph.retain(|_, imports| imports.iter().any(|import| left.contains(import)));

@@ -78,7 +78,7 @@ fn answer(pipe: &mut Association, pdu: &[u8]) -> Vec<u8> {
     message.bytes
 }
 
-/// NetrShareEnum without a server name, of a level.
+/// NetrShareEnum without a server name, at a level.
 fn share_enum(level: u32) -> Vec<u8> {
     let words = [0, level, level, 0x20004, 0, 0, u32::MAX, 0];
     request(15, &words.map(u32::to_le_bytes).concat())
@@ -119,12 +119,12 @@ fn a_context_is_agreed_on_for_its_interface_and_ndr() {
         none = "00".repeat(20)
     ));
     assert_eq!(found, expected);
-    // Only the second one is of use.
+    // Only the second context is usable.
     let mut other = share_enum(1);
     assert_eq!(fault(&answer(&mut pipe, &other)), 0x1c01_0003);
     other[20] = 1;
     assert_eq!(return_value(&answer(&mut pipe, &other)), 0);
-    // A context more.
+    // An additional context.
     let altered = answer(&mut pipe, &pdu(ALTER_CONTEXT, WHOLE, &bind_body(&[(9, SRVSVC, &[NDR])])));
     assert_eq!(altered[2], 15);
     other[20] = 9;
@@ -173,7 +173,7 @@ fn calls_that_make_no_sense_get_a_fault_and_the_pipe_stays() {
         let whole = share_enum(1);
         assert_eq!(fault(&answer(&mut pipe, &request(15, &whole[24..24 + len]))), 0x6f7, "{len} bytes");
     }
-    // A name that is longer than the message.
+    // A name longer than the message.
     let stub = [0x20000, 9, 0, u32::MAX, 0].map(u32::to_le_bytes).concat();
     assert_eq!(fault(&answer(&mut pipe, &request(21, &stub))), 0x6f7);
     assert_eq!(return_value(&answer(&mut pipe, &share_enum(1))), 0);
@@ -249,7 +249,7 @@ fn what_is_no_call_breaks_the_pipe() {
         pdu
     };
     let new = || Association::new(Interface::Srvsvc);
-    // Version, representation of numbers, a length below that of the header, one beyond what was agreed on.
+    // Version, number representation, a length below that of the header, a length above the negotiated maximum.
     for (at, value) in [(0, 4), (1, 2), (4, 0), (8, 15), (9, 0x11)] {
         broken(&mut new(), &changed(at, value));
     }

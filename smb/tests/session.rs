@@ -1,4 +1,4 @@
-//! Conversations about which clients may speak: NEGOTIATE, SESSION_SETUP, TREE_CONNECT, signatures, seals, credits.
+//! Conversations about which clients get access: NEGOTIATE, SESSION_SETUP, TREE_CONNECT, signatures, seals, credits.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod support;
@@ -166,7 +166,7 @@ fn credits_are_granted_early_and_stay_within_the_limit() {
     assert_eq!(outstanding, 8192);
 }
 
-/// A server that speaks no dialect before `min_dialect`.
+/// A server that supports no dialect before `min_dialect`.
 fn server_of(min_dialect: Dialect, signing_required: bool) -> Arc<Server> {
     let server = Server::new(ServerConfig { min_dialect, signing_required, ..config() });
     server.add_volume(volume("vol", FsHandle(Arc::new(())))).unwrap();
@@ -200,7 +200,7 @@ fn dialects_before_the_minimum_are_refused() {
 
 #[test]
 fn a_relayed_logon_is_of_no_use() {
-    // An attacker who relays a logon has the session, but not its key: no request is signed.
+    // An attacker who relays a logon has the session, but not its key, so it cannot sign requests.
     let tree_connect = |client: &mut Client| {
         let header = client.header(Command::TREE_CONNECT, 1);
         let message = client.message(header, &support::requests::tree_connect("vol"));
@@ -210,7 +210,7 @@ fn a_relayed_logon_is_of_no_use() {
     client.negotiate().unwrap();
     assert_eq!(client.logon("vol-user", "vol-secret", 0).unwrap().status(), NtStatus::SUCCESS);
     tree_connect(&mut client).expect_err("a TREE_CONNECT that is not signed ends the connection");
-    // Where older dialects are spoken, it takes that all is signed.
+    // With older dialects, this requires signatures on all messages.
     let server = server_of(Dialect::SMB2_0_2, true);
     for dialect in [Dialect::SMB2_0_2, Dialect::SMB2_1, Dialect::SMB3_0, Dialect::SMB3_0_2] {
         let mut client = Client::new(&server, 1, dialect);
@@ -370,7 +370,7 @@ fn garbage_ends_the_connection_or_gets_an_error_but_never_panics() {
         let header = client.header(command, 1);
         let body: Vec<u8> = (0..random() % 120).map(|_| random() as u8).collect();
         let mut message = client.message(header, &body);
-        // The right structure size reaches further.
+        // With the right structure size, a message gets further.
         if body.len() > 2 && random() % 2 == 0 {
             let size = [36, 25, 4, 9, 4, 57, 24, 24, 49, 49, 48, 57, 4, 4, 33, 32, 41, 33, 24, 4];
             message[64] = size[usize::from(command.0)];
@@ -399,7 +399,7 @@ fn a_volume_has_no_more_connections_than_its_limit_and_leaves_the_others_theirs(
         (client, status)
     };
     let mine = |id, dialect| connect(id, dialect, "vol-user", "vol-secret");
-    // Sessions come and go; their connections stay.
+    // Sessions come and go, but their connections stay.
     let mut all: Vec<Client> = (0..CONNECTIONS_PER_VOLUME_MAX - 1)
         .map(|id| {
             let (mut client, status) = mine(id, Dialect::SMB2_1);
@@ -416,7 +416,7 @@ fn a_volume_has_no_more_connections_than_its_limit_and_leaves_the_others_theirs(
     channel.negotiate().unwrap();
     let bound = channel.bind(&first, "vol-user", "vol-secret").unwrap();
     assert_eq!(bound.status(), NtStatus::INSUFFICIENT_RESOURCES);
-    // Another session on a connection that is counted is none more, nor is another volume's connection.
+    // Another session on a counted connection adds none to the count, nor does a connection of another volume.
     let again = all[0].logon("vol-user", "vol-secret", 0).unwrap();
     assert_eq!(again.status(), NtStatus::SUCCESS);
     let (mut both, status) = connect(20_003, Dialect::SMB2_1, "other-user", "other-secret");

@@ -1,5 +1,5 @@
-//! The codec: what it writes it reads again, what it cannot read it refuses without panic. And the fuzz targets, over the
-//! committed corpora, cut off everywhere and mutated at random.
+//! The codec: it reads what it wrote, and refuses what it cannot read without panics. And the fuzz targets, over the committed
+//! corpora, truncated at every position and mutated at random.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -97,7 +97,7 @@ proptest! {
         prop_assert_eq!(Descriptors::parse(&bytes[cut..]).map_err(|e| e.fault), Err(Fault::Truncated));
     }
 
-    /// A slice is what a byte-by-byte walk over the elements gives.
+    /// A slice equals the result of a byte-by-byte walk over the elements.
     #[test]
     fn slices_of_descriptors_are_the_bytes_asked_for(lengths in vec(0..40_u32, 1..8), offset in 0..200_u64, length in 0..200_u64) {
         let descriptors: Vec<_> = lengths.iter().enumerate()
@@ -162,7 +162,7 @@ fn arrays_of_descriptors_that_are_refused() {
     assert_eq!(Descriptors::parse(&many).map_err(|e| e.fault), Err(Fault::TooMany));
 }
 
-/// A transform of a signature, and two descriptors behind it.
+/// A transform with a signature, followed by two descriptors.
 fn transform(channel: u32) -> Vec<u8> {
     let crypto = [2, 0, 16, 0, 12, 0, 0, 0];
     let mut bytes = RdmaTransform::encode_fixed(channel, 1, 16 + 40, 32).to_vec();
@@ -292,7 +292,7 @@ fn samples() -> BTreeSet<(String, String, Vec<u8>)> {
         ),
         ("transform", transform(RdmaTransform::CHANNEL_RDMA_V1)),
     ];
-    // Scripts: what the peer sends begins with a command and its length.
+    // Scripts: each message from the peer starts with a command and its length.
     let say = |bytes: &[u8]| [&[6, bytes.len() as u8 + 1, 0], bytes].concat();
     let script = |role: u8, steps: &[&[u8]]| [&[role], steps.concat().as_slice()].concat();
     let connections: [(&str, Vec<u8>); 5] = [
@@ -387,7 +387,7 @@ fn corpora_hold_every_sample() {
             fs::write(directory(target).join(name), bytes).expect("the source tree is writable");
         }
     }
-    // What a fuzzer found keeps its own name.
+    // Findings of a fuzzer keep their own names.
     let committed: BTreeSet<_> =
         seeds().into_iter().filter(|(_, name, _)| name.starts_with("sample-")).collect();
     assert!(committed == samples, "out of date");
@@ -401,7 +401,7 @@ fn check(target: &str, seed: &str, input: &[u8]) {
 
 #[test]
 fn hostile_input_never_panics() {
-    // A fixed seed: what fails here fails again.
+    // A fixed seed, so that failures are reproducible.
     let mut rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut random = |below: usize| {
         use proptest::prelude::Rng;

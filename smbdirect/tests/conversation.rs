@@ -12,11 +12,11 @@ const fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
-/// The first bytes of all Data Transfer messages of one side.
+/// The Data Transfer messages that one side sent, from their first bytes.
 fn sent_by(pair: &Pair, side: usize) -> Vec<DataTransfer> {
     let all = pair.log.iter().filter(|(who, _)| *who == side).skip(1);
     all.map(|(_, head)| {
-        // The payload was cut off from the log.
+        // The log does not have the payload.
         let mut whole = head.clone();
         whole.resize(whole.len().max(65_536), 0);
         DataTransfer::parse(&whole).expect("well formed")
@@ -31,7 +31,7 @@ fn a_whole_connection_from_negotiation_to_shutdown() {
     pair.link();
     pair.settle();
 
-    // Linux against itself: 1364 bytes, 255 credits.
+    // Linux on both sides: 1364 bytes, 255 credits.
     let request = NegotiateRequest::parse(&pair.log[0].1).expect("a request");
     assert_eq!((request.min_version, request.max_version, request.credits_requested), (0x100, 0x100, 255));
     assert_eq!((request.preferred_send_size, request.max_receive_size), (8192, 1364));
@@ -42,7 +42,7 @@ fn a_whole_connection_from_negotiation_to_shutdown() {
     assert_eq!((response.max_fragmented_size, response.max_read_write_size), (255 * 1340 / 2, 8 << 20));
     assert_eq!(pair.peers[ACTIVE].negotiated.expect("negotiated").max_send_size, 1364);
 
-    // A request that fits, and its answer with the token that the client asked to have invalidated.
+    // A request that fits into one message, and its answer with the token that the client asked to invalidate.
     pair.peers[ACTIVE].send(&pattern(1, 300), &[64], None).expect("queued");
     pair.settle();
     assert_eq!(pair.peers[PASSIVE].received, [pattern(1, 300)]);
@@ -59,7 +59,7 @@ fn a_whole_connection_from_negotiation_to_shutdown() {
     let fragments = pair.log[begin..].iter().filter(|(who, _)| *who == PASSIVE).count();
     assert_eq!(fragments, 100_000_usize.div_ceil(1340));
 
-    // Both ends are silent until one is asked for a sign of life; then all is well.
+    // Both ends are silent until one requests a sign of life; then the connection continues.
     let begin = pair.log.len();
     pair.advance(seconds(119));
     assert_eq!(pair.log.len(), begin);
@@ -70,7 +70,7 @@ fn a_whole_connection_from_negotiation_to_shutdown() {
     pair.advance(seconds(3600));
     assert_eq!((pair.peers[ACTIVE].ended, pair.peers[PASSIVE].ended), (None, None));
 
-    // What is queued goes out; then it ends.
+    // Queued messages are sent; then the connection ends.
     pair.peers[ACTIVE].send(&pattern(4, 5000), &[], None).expect("queued");
     let now = pair.now;
     pair.peers[ACTIVE].connection.shutdown(now).expect("something is left to send");
@@ -109,7 +109,7 @@ fn grants_travel_with_answers_and_empty_messages_are_rare() {
     }
     assert_eq!(pair.log.len() - begin, 2000, "one message for each, none for credits");
 
-    // In one direction only, the other grants when a quarter is left.
+    // With traffic in one direction only, the other side grants credits when a quarter is left.
     let begin = pair.log.len();
     for round in 0..1000 {
         pair.peers[ACTIVE].send(&pattern(round, 200), &[], None).expect("queued");
@@ -122,7 +122,7 @@ fn grants_travel_with_answers_and_empty_messages_are_rare() {
 #[test]
 fn a_peer_without_credits_of_ours_is_not_taken_for_dead() {
     let mut pair = Pair::connected(Config::active(), Config::passive());
-    // The server's upper layer holds every buffer that there is.
+    // The server's upper layer holds every buffer.
     while pair.peers[PASSIVE].connection.credits().posted > 0 {
         pair.peers[ACTIVE].send(&pattern(1, 10), &[], None).expect("queued");
         pair.pump(ACTIVE);
@@ -132,7 +132,7 @@ fn a_peer_without_credits_of_ours_is_not_taken_for_dead() {
         }
         pair.peers[ACTIVE].complete();
     }
-    // An hour later the server has asked and got no answer, because the client could not give one.
+    // An hour later the server has requested a sign of life and got no answer, because the client could not send one.
     for _ in 0..60 {
         let until = pair.now + seconds(60);
         while let Some(due) = pair.peers[PASSIVE].connection.poll_timeout().filter(|due| *due <= until) {
@@ -142,7 +142,7 @@ fn a_peer_without_credits_of_ours_is_not_taken_for_dead() {
         pair.now = until;
     }
     assert_eq!(pair.peers[PASSIVE].ended, None);
-    // As soon as buffers are free, things move again.
+    // As soon as buffers are free, the connection makes progress again.
     pair.settle();
     assert_eq!(pair.peers[ACTIVE].unsent(), 0);
 }
@@ -216,7 +216,7 @@ fn a_peer_that_grants_nothing_is_given_up_although_it_talks() {
     let mut pair = Pair::connected(Config::active(), Config::passive());
     let begin = pair.now;
     let server = &mut pair.peers[PASSIVE];
-    // The client never grants; it has asked for a lot.
+    // The client never grants any, although it has requested many.
     let mut queued = 0;
     while server.connection.credits().send > 0 {
         server.send(&[1; 100], &[], None).expect("queued");

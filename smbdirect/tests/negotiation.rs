@@ -8,7 +8,7 @@ use forebay_smbdirect::{
     Received, Role,
 };
 
-/// What Linux asks for.
+/// The request of Linux.
 const LINUX: NegotiateRequest = NegotiateRequest {
     min_version: 0x0100,
     max_version: 0x0100,
@@ -17,10 +17,10 @@ const LINUX: NegotiateRequest = NegotiateRequest {
     max_receive_size: 1364,
     max_fragmented_size: 173_910,
 };
-/// What Windows asks for.
+/// The request of Windows.
 const WINDOWS: NegotiateRequest =
     NegotiateRequest { max_receive_size: 8192, max_fragmented_size: 1 << 20, ..LINUX };
-/// What Windows answers.
+/// The response of Windows.
 const ANSWER: NegotiateResponse = NegotiateResponse {
     min_version: 0x0100,
     max_version: 0x0100,
@@ -48,7 +48,7 @@ fn connection(config: Config) -> (Connection, Instant) {
     (connection, now)
 }
 
-/// The server's answer, or why there is none; and why it ended after that.
+/// The server's answer, or the reason why there is none; and the reason why it disconnected after that.
 fn answer(config: Config, request: &[u8]) -> (Result<NegotiateResponse, Disconnect>, Option<Disconnect>) {
     let (mut server, now) = connection(config);
     if let Err(reason) = server.handle_receive(now, BUFFER, request, None) {

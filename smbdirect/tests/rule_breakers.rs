@@ -1,4 +1,4 @@
-//! A peer that breaks a rule is disconnected, with the rule as the reason, whatever else it sends.
+//! A peer that breaks a rule is disconnected, with the rule as the reason, regardless of what else it sends.
 
 use std::time::{Duration, Instant};
 
@@ -118,7 +118,7 @@ fn each_rule_has_its_reason() {
     ];
     for (name, messages, reason) in cases {
         let (mut server, now) = server(255);
-        // It has some credits, so that too many can be added.
+        // The server has some credits, so that one grant can exceed the maximum.
         let grant = message(DataTransfer { credits_granted: 255, ..data(0, 0) });
         assert_eq!(server.handle_receive(now, BufferId(0), &grant, None), Ok(Received::Free));
         let (last, before) = messages.split_last().expect("something");
@@ -140,7 +140,7 @@ fn a_message_without_a_credit() {
         let received = server.handle_receive(now, BufferId(0), &message(data(10, 0)), None);
         assert!(matches!(received, Ok(Received::Message(_))));
     }
-    // Receives are posted, but none of them was announced.
+    // Receives are posted, but none of them is announced.
     assert_eq!(server.credits().posted, 252);
     let reason = Disconnect::Misbehaved(Misbehaviour::WithoutCredit);
     assert_eq!(server.handle_receive(now, BufferId(0), &message(data(10, 0)), None), Err(reason));
@@ -168,7 +168,7 @@ fn data_before_the_answer() {
 fn a_message_in_crumbs_does_not_take_all_buffers() {
     let (mut server, now) = server(255);
     for sent in 1..=255_u32 {
-        // What is free is posted, and announced.
+        // Free buffers are posted and announced.
         while server.poll_transmit(now).is_some() {}
         let crumb = message(data(1, 1000 - sent));
         let received = server.handle_receive(now, BufferId(sent), &crumb, None);
@@ -185,12 +185,12 @@ fn a_message_in_crumbs_does_not_take_all_buffers() {
 #[test]
 fn what_is_odd_but_allowed_is_taken() {
     let (mut server, now) = server(255);
-    // Further behind, with bytes after it and unknown flags.
+    // At a larger offset, with bytes after it and unknown flags.
     let odd = DataTransfer { data_offset: 40, flags: Flags(0xfffe), ..data(7, 3) };
     let mut bytes = message(odd);
     bytes.extend_from_slice(&[0; 9]);
     assert_eq!(server.handle_receive(now, BufferId(4), &bytes, None), Ok(Received::Held));
-    // An empty message between fragments; a token that was invalidated with it.
+    // An empty message between fragments, with an invalidated token.
     let empty = message(DataTransfer { data_offset: 8, ..data(0, 0) });
     assert_eq!(server.handle_receive(now, BufferId(5), &empty, Some(Token(1))), Ok(Received::Free));
     let Ok(Received::Message(whole)) = server.handle_receive(now, BufferId(6), &message(data(3, 0)), None)
@@ -205,7 +205,7 @@ fn what_is_odd_but_allowed_is_taken() {
         ]
     );
     assert_eq!((whole.length, whole.invalidated), (10, Some(Token(1))));
-    // The next one begins afresh.
+    // The next message starts from the beginning.
     let Ok(Received::Message(next)) = server.handle_receive(now, BufferId(7), &message(data(5, 0)), None)
     else {
         panic!("the message is whole");
@@ -213,7 +213,7 @@ fn what_is_odd_but_allowed_is_taken() {
     assert_eq!((next.segments.len(), next.length, next.invalidated), (1, 5, None));
 }
 
-/// Everything that the server has to send goes out.
+/// Sends everything that the server has to send.
 fn send_all(server: &mut Connection, now: Instant) {
     while server.poll_transmit(now).is_some() {
         server.handle_sent(1).expect("goes on");
@@ -233,7 +233,7 @@ fn a_message_that_is_begun_has_to_be_ended_whatever_else_the_peer_says() {
             return;
         }
         send_all(&mut server, now);
-        // Signs of life, credits, and from time to time a crumb of the message.
+        // Signs of life, credits, and occasionally a crumb of the message.
         let crumb = if second % 50 == 0 { fragment(1, 300 - second as u32 / 50) } else { fragment(0, 0) };
         match server.handle_receive(now, BufferId(2), &crumb, None) {
             Ok(Received::Free) => server.receives_posted(1),
@@ -250,20 +250,20 @@ fn time_in_which_a_peer_cannot_go_on_with_its_message_does_not_count() {
     let fragment = |length, remaining| message(data(length, remaining));
     assert_eq!(server.handle_receive(at(0), BufferId(1), &fragment(10, 90), None), Ok(Received::Held));
     assert_eq!(server.poll_timeout(), Some(at(120)));
-    // After 50 s its credits are used up, and it gets no more for a while.
+    // After 50 s its credits are used up, and it gets none for a while.
     assert_eq!(server.handle_receive(at(50), BufferId(2), &fragment(10, 80), None), Ok(Received::Held));
     assert_eq!(server.handle_receive(at(50), BufferId(3), &fragment(10, 70), None), Ok(Received::Held));
     assert_eq!(server.credits().announced, 0);
     server.handle_timeout(at(160)).expect("it is our turn");
     send_all(&mut server, at(160));
     assert!(server.credits().announced > 0);
-    // A sign of life puts off the question for one.
+    // A sign of life postpones the keepalive request.
     assert_eq!(server.handle_receive(at(161), BufferId(4), &fragment(0, 0), None), Ok(Received::Free));
     assert_eq!(server.poll_timeout(), Some(at(160 + 120 - 50)));
     server.handle_timeout(at(229)).expect("in time");
     let whole = server.handle_receive(at(229), BufferId(5), &fragment(70, 0), None);
     assert!(matches!(whole, Ok(Received::Message(_))), "{whole:?}");
-    // The next message has its own time.
+    // The next message has its own timeout.
     assert_eq!(server.handle_receive(at(300), BufferId(6), &fragment(10, 90), None), Ok(Received::Held));
     assert_eq!(server.poll_timeout(), Some(at(420)));
     assert_eq!(server.handle_timeout(at(420)), Err(Disconnect::TimedOut(Timeout::Rest)));

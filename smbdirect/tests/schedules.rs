@@ -1,6 +1,6 @@
-//! Two connections under random schedules: messages, completions, upper layers and time come in any order that a wire and
-//! two devices allow. The referee of `support` holds the rules of credits on every message: none without a credit, the last
-//! one never without a grant, never more granted than is posted, no receiver that is not ready.
+//! Two connections under random schedules: messages, completions, upper layers and timers happen in any order that a wire and
+//! two devices allow. The referee of `support` checks the credit rules on every message: none without a credit, the last credit
+//! never without a grant, no more grants than posted receives, and no receiver that is not ready.
 
 mod support;
 
@@ -13,18 +13,18 @@ use support::{ACTIVE, PASSIVE, Pair, pattern};
 /// Schedules of [`random_schedules_break_no_rule_and_end_with_everything_delivered`].
 const SCHEDULES: u32 = 10_000;
 
-/// What happens next.
+/// The next event.
 #[derive(Clone, Debug)]
 enum Event {
-    /// An upper layer sends a message of this part of the longest, in so many pieces.
+    /// An upper layer sends a message of this fraction of the maximum length, in several pieces.
     Send { side: usize, thousandths: u32, cuts: Vec<u16> },
-    /// A connection gets a turn to send.
+    /// A connection may send.
     Pump(usize),
     /// Messages of a side arrive.
     Deliver { from: usize, count: u8 },
     /// A device reports its completions.
     Complete(usize),
-    /// An upper layer deals with messages.
+    /// An upper layer processes messages.
     Release { side: usize, count: u8 },
     /// Time passes.
     Wait { millis: u64 },
@@ -32,7 +32,7 @@ enum Event {
 
 fn event() -> impl Strategy<Value = Event> {
     let side = 0..2_usize;
-    // Mostly short messages, as SMB has them; some long, few as long as can be.
+    // Mostly short messages, as in SMB; some are long, and few have the maximum length.
     let size = prop_oneof![6 => 0..3_u32, 3 => 0..60_u32, 1 => 0..=1000_u32];
     prop_oneof![
         3 => (side.clone(), size, prop::collection::vec(any::<u16>(), 0..3))
@@ -45,7 +45,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Buffers that are plenty, that are few, and that are just enough.
+/// Plenty of buffers, few buffers, and the minimum.
 fn buffers() -> impl Strategy<Value = (u16, u32)> {
     prop_oneof![
         3 => Just((255, 1364)),
@@ -63,7 +63,7 @@ fn configs() -> impl Strategy<Value = (Config, Config)> {
     let depth = || prop_oneof![Just(1_u16), 2..6_u16, Just(255)];
     (buffers(), (target(), target()), (depth(), depth()), 1..6_usize).prop_map(
         |((credits, size), targets, depths, segments_max)| {
-            // Both sides have the same sizes: with others they might not agree on anything.
+            // Both sides have the same sizes: otherwise negotiation can fail.
             let base = Config {
                 receive_credit_max: credits,
                 max_receive_size: size,
@@ -75,7 +75,7 @@ fn configs() -> impl Strategy<Value = (Config, Config)> {
                 role,
                 send_credit_target: target,
                 send_depth: depth,
-                // Where buffers are few, fragments must be full.
+                // With few buffers, fragments must be full.
                 send_segments_max: if few { 4 } else { segments_max },
                 ..base
             };
@@ -139,7 +139,7 @@ proptest! {
         pair.pump(PASSIVE);
         pair.deliver(PASSIVE);
         let sent = play(&mut pair, events);
-        // Whatever happened: when upper layers do their part, all arrives, and then there is silence.
+        // Whatever happened: once the upper layers do their part, everything arrives, and then nothing more is sent.
         pair.settle();
         for side in [ACTIVE, PASSIVE] {
             let (peer, other) = (&pair.peers[side], &pair.peers[1 - side]);
@@ -157,7 +157,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Any size in fragments of any size, the 1364 bytes of Linux among them.
+    /// Any size in fragments of any size, including Linux's 1364 bytes.
     #[test]
     fn reassembled_is_what_was_sent(
         size in prop_oneof![Just(1364_u32), 600..1500_u32, 600..65_536_u32],

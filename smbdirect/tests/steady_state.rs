@@ -31,7 +31,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Moves what one side wants to send to the other, through a buffer that is there already; returns messages delivered.
+/// Moves messages from one side to the other through an existing buffer. Returns the number of delivered messages.
 fn carry(from: &mut Connection, to: &mut Connection, wire: &mut [u8], now: Instant) -> usize {
     let mut messages = 0;
     while let Some(transmit) = from.poll_transmit(now) {
@@ -82,7 +82,7 @@ fn nothing_is_allocated_in_steady_state() {
         }
         delivered
     };
-    // The first rounds let every list grow to its size.
+    // The first rounds let every list grow to its final size.
     assert_eq!(round(10), 30);
     let before = ALLOCATIONS.get();
     let delivered = round(1000);

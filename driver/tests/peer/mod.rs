@@ -1,5 +1,5 @@
-//! An admin API in memory, as admin.proto describes it. It does what a real server does not do when asked:
-//! stay silent, advertise nothing, say that a volume is in use.
+//! An admin API in memory, as described in admin.proto. On request, it does what a real server does not: it stays silent,
+//! advertises nothing, or reports that a volume is in use.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ struct State {
 }
 
 impl Peer {
-    /// Serves on `socket` as long as the test's runtime lives.
+    /// Serves on `socket` while the test's runtime exists.
     pub fn serve(socket: &Path) -> Self {
         let peer = Self(Arc::new(State {
             volumes: Mutex::default(),

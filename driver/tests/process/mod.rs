@@ -1,4 +1,4 @@
-//! Real processes under test: started on sockets in a scratch directory, ended and waited for at the end.
+//! Real processes under test: started on sockets in a scratch directory, and terminated and waited for at the end.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tonic::transport::{Channel, Endpoint};
 
-/// For everything that is waited for.
+/// Timeout of every wait.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A process with its standard error in a file.
@@ -36,7 +36,7 @@ impl Process {
         self.ended().await
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the process has exited.
     pub async fn ended(&mut self) -> ExitStatus {
         let started = Instant::now();
         loop {
@@ -44,7 +44,7 @@ impl Process {
                 return status;
             }
             assert!(started.elapsed() < DEADLINE, "it does not end:\n{}", self.log());
-            // The client on this runtime takes part: it answers the GOAWAY.
+            // Lets the client on this runtime run: it answers the GOAWAY.
             tokio::task::yield_now().await;
         }
     }
@@ -66,8 +66,7 @@ impl Drop for Process {
     }
 }
 
-/// The driver's binary: that of `$FOREBAY_BINARIES`, where the tests run elsewhere than they were built, or
-/// cargo's.
+/// The driver's binary: the one in `$FOREBAY_BINARIES` if the tests do not run where they were built, or cargo's.
 pub fn driver_binary() -> PathBuf {
     let cargos = env!("CARGO_BIN_EXE_forebay-csi");
     std::env::var_os("FOREBAY_BINARIES")
@@ -91,7 +90,7 @@ pub fn start_driver(dir: &Path, mode: &str, arguments: &[&str]) -> Process {
     Process::start(&mut command, dir.join(format!("csi-{mode}.log")))
 }
 
-/// Tries until it works.
+/// Retries until it succeeds.
 pub async fn eventually<T, E: std::fmt::Debug, F: Future<Output = Result<T, E>>>(
     process: &mut Process,
     mut attempt: impl FnMut() -> F,

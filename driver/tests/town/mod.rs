@@ -1,5 +1,5 @@
-//! A StorageCluster with real servers as its instances, in a namespace of a real API server. The operator's part, which
-//! is to start the instances, to tell of them and to make the certificates, is played here.
+//! A StorageCluster with real servers as its instances, in a namespace of a real API server. The test plays the operator, which
+//! starts the instances, reports them and creates the certificates.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::fs;
@@ -48,7 +48,7 @@ pub fn kubeconfig_of(namespace: &str, account: &str) -> PathBuf {
     api_server().lock().unwrap().kubeconfig_for(&user, None).unwrap()
 }
 
-/// One API server for all tests; each has a namespace of its own.
+/// One API server for all tests; each test has its own namespace.
 fn api_server() -> &'static Mutex<LocalApiServer> {
     static SERVER: OnceLock<Mutex<LocalApiServer>> = OnceLock::new();
     SERVER.get_or_init(|| {
@@ -66,7 +66,7 @@ fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/forebay")
 }
 
-/// The rules of the Role in a template of the chart, so that the driver has its rights here and no others.
+/// The rules of the Role in a template of the chart, so that the driver has exactly its rights here.
 fn rules(template: &str) -> String {
     let text = fs::read_to_string(chart().join("templates").join(template)).unwrap();
     let text = text.split("\n---").find(|document| document.contains("kind: Role\n")).unwrap();
@@ -91,7 +91,7 @@ impl Authority {
         Self { issuer: Issuer::new(parameters, key), pem }
     }
 
-    /// Certificate and key, PEM.
+    /// Issues a certificate. Returns certificate and key as PEM.
     pub fn issue(&self, name: &str) -> (String, String) {
         let mut parameters = CertificateParams::new(vec![name.to_owned()]).unwrap();
         parameters.distinguished_name.push(DnType::CommonName, name);
@@ -102,7 +102,7 @@ impl Authority {
     }
 }
 
-/// One instance: a server's process, and a folder that outlives it.
+/// An instance: a server's process, and a folder that outlives it.
 pub struct Instance {
     pub name: String,
     folder: PathBuf,
@@ -121,7 +121,7 @@ impl Instance {
         fs::write(folder.join("tls.crt"), certificate).unwrap();
         fs::write(folder.join("tls.key"), key).unwrap();
         fs::write(folder.join("ca.crt"), &authority.pem).unwrap();
-        // Free a moment ago; the server reports it if another process has taken the port since.
+        // Were free a moment ago; the server reports it if another process has taken one of the ports since.
         let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let [admin_port, smb_port] = ports.map(|listener| listener.local_addr().unwrap().port());
         let path = |file: &str| folder.join(file).display().to_string();
@@ -143,7 +143,7 @@ impl Instance {
         Self { name: name.to_owned(), folder, pool, process: None, admin_port, smb_port }
     }
 
-    /// Starts it, and waits until it answers.
+    /// Starts the server and waits until it answers.
     pub async fn start(&mut self) {
         let mut command = Command::new(server_binary());
         command.arg("run").arg("--config").arg(self.folder.join("server.toml"));
@@ -151,12 +151,12 @@ impl Instance {
         self.admin().await;
     }
 
-    /// Kills it; its volumes stay.
+    /// Kills the server; its volumes stay.
     pub fn kill(&mut self) {
         self.process = None;
     }
 
-    /// Its admin API by the back door.
+    /// The server's admin API by its local socket.
     pub async fn admin(&mut self) -> AdminClient<Channel> {
         let socket = self.folder.join("admin.sock");
         AdminClient::new(connect(self.process.as_mut().unwrap(), &socket).await)
@@ -187,16 +187,16 @@ pub struct Town {
     pub client: Client,
     pub authority: Authority,
     pub instances: Vec<Instance>,
-    /// What the operator would tell.
+    /// The status that the operator would report.
     pub statuses: Vec<InstanceStatus>,
     pub drivers: Vec<Process>,
     pub controller: ControllerClient<Channel>,
-    /// Last, so that it goes last.
+    /// Last, so that it is dropped last.
     pub dir: TempDir,
 }
 
 impl Town {
-    /// A cluster with so many instances, all ready.
+    /// A cluster with this many instances, all ready.
     pub async fn new(instances: u32) -> Self {
         Self::with_pools(None, instances).await
     }
@@ -273,14 +273,14 @@ impl Town {
             instances: self.statuses.clone(),
             ..Default::default()
         };
-        // A list with keys is merged by them: nothing else would take an instance away.
+        // A list with keys is merged by its keys: nothing else would remove an instance.
         let clear = Patch::Merge(json!({ "status": { "instances": null } }));
         self.clusters().patch_status(CLUSTER, &PatchParams::default(), &clear).await.unwrap();
         let patch = Patch::Merge(json!({ "status": status }));
         self.clusters().patch_status(CLUSTER, &PatchParams::default(), &patch).await.unwrap();
     }
 
-    /// Makes or replaces the Secret with the driver's client certificate.
+    /// Creates or replaces the Secret with the driver's client certificate.
     pub async fn write_certificate(&self, (certificate, key): &(String, String), authority: &str) {
         let data = [
             (names::tls::CERTIFICATE, certificate.as_str()),
@@ -300,7 +300,7 @@ impl Town {
         self.secrets().create(&PostParams::default(), &secret).await.unwrap();
     }
 
-    /// The volume's Secret.
+    /// Creates a PersistentVolume.
     pub async fn apply_persistent_volume(&self, volume: serde_json::Value) {
         let api: Api<PersistentVolume> = Api::all(self.client.clone());
         let volume = serde_json::from_value(volume).unwrap();
@@ -311,7 +311,7 @@ impl Town {
         self.secrets().get_opt(&names::volume_secret(share)).await.unwrap()
     }
 
-    /// A Secret as the driver leaves it where it dies before the volume is made.
+    /// Writes a Secret as the driver leaves it if it crashes before it creates the volume.
     pub async fn write_record(&self, share: &str, instance: &str, password: &str) {
         let cluster = instance.rsplit_once('-').unwrap().0;
         let secret = json!({
@@ -330,7 +330,7 @@ impl Town {
         self.secrets().create(&PostParams::default(), &secret).await.unwrap();
     }
 
-    /// The Secrets of all volumes.
+    /// The number of Secrets of all volumes.
     pub async fn records(&self) -> usize {
         let driver = format!("{}={}", names::LABEL_MANAGED_BY, names::MANAGED_BY_DRIVER);
         self.secrets().list(&ListParams::default().labels(&driver)).await.unwrap().items.len()
@@ -358,7 +358,7 @@ impl Town {
 /// The account of the controller.
 const CONTROLLER: &str = "forebay-csi-controller";
 
-/// The rights that the chart gives in the whole cluster, given to the account of this town's namespace.
+/// Grants the chart's cluster-wide rights to the account of this town's namespace.
 pub fn give_rights(namespace: &str) {
     let manifests =
         fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/forebay.yaml")).unwrap();

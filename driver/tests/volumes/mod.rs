@@ -1,4 +1,4 @@
-//! What a controller promises of volumes, whichever server stands behind it.
+//! The controller's guarantees about volumes, regardless of the server behind it.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -57,11 +57,11 @@ pub fn code<T>(result: Result<tonic::Response<T>, Status>) -> Code {
 #[derive(Clone)]
 pub struct World {
     pub controller: ControllerClient<Channel>,
-    /// Whether the pool has quotas; without them capacities are remembered and nothing more.
+    /// Whether the pool has quotas; without quotas, capacities are only recorded.
     pub has_quota: bool,
     /// Whether the pool's files can share extents.
     pub has_snapshots: bool,
-    /// What the server advertises.
+    /// The address that the server advertises.
     pub address: String,
 }
 
@@ -99,7 +99,7 @@ impl World {
         self.controller.get_capacity(request).await.map(|r| r.into_inner()).map_err(|s| s.code())
     }
 
-    /// Every promise, one after the other; leaves no volume.
+    /// Checks every guarantee in turn; leaves no volume.
     pub async fn holds(mut self) {
         self.create_is_idempotent().await;
         self.create_refuses_what_is_not_the_same().await;
@@ -139,14 +139,14 @@ impl World {
         request.capacity_range = range(32 * MIB, 64 * MIB);
         assert_eq!(self.create(request).await.unwrap(), first, "a range that it satisfies");
 
-        // A Secret may name the user; else the volume's id is the user.
+        // A Secret can name the user; otherwise the volume's id is the user.
         let mut request = create("pvc-5", MIB);
         request.secrets = map(&[("username", "another"), ("password", PASSWORD)]);
         let named = self.create(request.clone()).await.unwrap();
         assert_eq!(self.create(request).await.unwrap(), named, "a second time");
         assert_eq!(self.delete("pvc-5").await, Code::Ok);
 
-        // Rounded up to MiB, and to the default where nothing is asked.
+        // Rounded up to MiB, and to the default if no size is requested.
         let odd = self.create(create("pvc-2", 10 * MIB + 1)).await.unwrap();
         assert_eq!(odd.capacity_bytes, 11 * MIB);
         let mut request = create("pvc-3", 0);
@@ -243,7 +243,7 @@ impl World {
             assert_eq!(self.expand("pvc-1", range(1 << 60, 0)).await, Err(Code::ResourceExhausted));
         }
         assert_eq!(self.get("pvc-1").await.map(|v| v.capacity_bytes), Ok(100 * MIB), "it is kept");
-        // The request that made it comes again, late.
+        // The request that created it arrives again, late.
         self.create(create("pvc-1", 64 * MIB)).await.unwrap();
     }
 
@@ -332,7 +332,7 @@ impl World {
         Ok((response.entries.into_iter().map(id).collect(), response.next_token))
     }
 
-    /// Beside the volumes pvc-1, pvc-2 and pvc-3; leaves nothing.
+    /// Runs beside the volumes pvc-1, pvc-2 and pvc-3; leaves nothing.
     async fn snapshots_and_clones(&mut self) {
         let of = |name: &str, bytes: i64, source| CreateVolumeRequest {
             volume_content_source: Some(VolumeContentSource { r#type: Some(source) }),
@@ -450,7 +450,7 @@ impl World {
             assert_eq!(self.delete(volume_id).await, Code::Ok, "{volume_id}");
         }
         assert_eq!(self.list(0, "").await.unwrap().0, Vec::<String>::new());
-        // The name is free again, for anything.
+        // The name is free again for any volume.
         let volume = self.create(create("pvc-1", 5 * MIB)).await.unwrap();
         assert_eq!(volume.capacity_bytes, 5 * MIB);
         assert_eq!(self.delete("pvc-1").await, Code::Ok);

@@ -49,7 +49,7 @@ fn every_alert_has_a_runbook_and_every_runbook_an_alert() {
     assert_eq!(runbooks, names);
 }
 
-/// promtool takes the rules, and each alert fires when alerts.yaml says, with these labels, and not before.
+/// promtool accepts the rules, and each alert fires exactly when alerts.yaml says, with these labels.
 #[test]
 fn every_alert_fires_when_it_should_and_not_before() {
     let promtool = prometheus::program(
@@ -66,7 +66,7 @@ fn every_alert_fires_when_it_should_and_not_before() {
     fs::write(folder.path().join("rules.json"), json!({ "groups": groups }).to_string()).expect("written");
     run(&["check", "rules", "--lint-fatal", "rules.json"]);
 
-    // The texts are another matter than the times.
+    // The timing test does not need the texts.
     let mut severities = BTreeMap::new();
     for rule in groups[0]["rules"].as_array_mut().expect("rules") {
         rule.as_object_mut().expect("a rule").remove("annotations");

@@ -1,5 +1,5 @@
-//! What a real API server says of the chart: every object taken, Pod Security kept, rights as few as promised. There are
-//! no nodes, and nothing is ever started.
+//! The chart on a real API server: every object is accepted, Pod Security holds, and rights are as limited as promised. There
+//! are no nodes, and nothing is ever started.
 
 use std::fs;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use crate::helm::{self, NAMESPACE, identity, objects, root, template, template_with};
 use crate::rendered::VALUES;
 
-/// Until a controller of the API server has seen what was applied.
+/// The time limit for a controller of the API server to see what was applied.
 const SEEN_WITHIN: Duration = Duration::from_secs(60);
 
-/// Takes any object of a kind that others would define.
+/// Accepts any object of a kind that other projects would define.
 const STAND_IN: &str = r"
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -52,7 +52,7 @@ fn helm(kubectl: &Kubectl, arguments: &[&str]) -> String {
     run.unwrap_or_else(|error| panic!("{error:#}"))
 }
 
-/// As a user does it; without nodes, so nothing is waited for.
+/// Like a user does it. Without nodes, nothing is waited for.
 fn helm_installs_upgrades_and_leaves_only_the_definitions(kubectl: &Kubectl) {
     let ours = || {
         let everything = [
@@ -97,7 +97,7 @@ fn definitions_are_established(kubectl: &Kubectl) {
         .expect("established");
 }
 
-/// Strict: a field that the API does not know is an error, not a warning.
+/// Strict: an unknown field is an error, not a warning.
 fn take(kubectl: &Kubectl, yaml: &str, what: &str, further: &[&str]) {
     let flags = ["apply", "--server-side", "--validate=strict", "--field-manager=chart-test", "-f", "-"];
     let answer = kubectl.run_with(&[&flags, further].concat(), yaml.as_bytes());
@@ -116,7 +116,7 @@ fn the_manifests_are_taken(kubectl: &Kubectl) {
 }
 
 fn every_set_of_values_is_taken(kubectl: &Kubectl) {
-    // The test's pod is refused where its account, which it comes with, is not there yet.
+    // The test's pod is refused if its account, which is created along with it, does not exist yet.
     let all = objects(&template(&[]).expect("the chart renders"));
     for account in all.iter().filter(|object| object["kind"] == "ServiceAccount") {
         kubectl.apply(&account.to_string()).expect("an account");
@@ -137,7 +137,7 @@ fn the_examples_are_taken(kubectl: &Kubectl) {
         examples += 1;
     }
     assert!(examples >= 10, "{examples} examples");
-    // What the notes after an installation tell people to apply.
+    // The manifests that the notes after an installation ask users to apply.
     let notes = fs::read_to_string(root().join("charts/forebay/templates/NOTES.txt")).expect("the notes");
     let cluster =
         notes.split("<<EOF\n").nth(1).and_then(|text| text.split("EOF").next()).expect("a here-document");
@@ -146,7 +146,7 @@ fn the_examples_are_taken(kubectl: &Kubectl) {
     take(kubectl, &cluster.join("\n"), "the notes' StorageCluster", &["--dry-run=server"]);
 }
 
-/// The pods that the chart's workloads would make, in another namespace.
+/// The pods that the chart's workloads would create, in another namespace.
 fn pods(namespace: &str) -> Vec<(String, Value)> {
     let rendered = objects(&template(&[]).expect("the chart renders"));
     let specs = rendered.iter().filter_map(|object| {
@@ -188,7 +188,7 @@ fn account(name: &str) -> String {
 }
 
 fn may(kubectl: &Kubectl, who: &str, verb: &str, what: &str, namespace: &str) -> bool {
-    // Its exit status is the answer too, so errors must be distinguished from a no.
+    // A "no" also sets the exit status, so errors must be distinguished from it.
     let mut command = kubectl.command(kubectl.program());
     command.args(["auth", "can-i", verb, what, "-n", namespace, &account(who)]);
     let output = command.output().expect("kubectl runs");
@@ -271,7 +271,7 @@ fn a_node_agent_writes_its_own_storage_node_only(kubectl: &Kubectl) {
         }
         kubectl.run_with(&arguments, object.to_string().as_bytes())
     };
-    // The policy is in force once the API server has compiled it.
+    // The policy takes effect once the API server has compiled it.
     let refused = || {
         let answer = agent_of("worker-1", &storage_node("worker-2"));
         Ok(answer.is_err_and(|error| format!("{error:#}").contains("may not write StorageNode 'worker-2'")))
@@ -283,7 +283,7 @@ fn a_node_agent_writes_its_own_storage_node_only(kubectl: &Kubectl) {
     let anonymous = agent_of("", &storage_node("worker-1")).expect_err("a token that names no node");
     assert!(format!("{anonymous:#}").contains("may not write StorageNode"), "{anonymous:#}");
 
-    // An administrator is not the policy's business.
+    // The policy does not apply to an administrator.
     let own = identity(&storage_node("worker-1"));
     let spec = r#"{"spec":{"unschedulable":true}}"#;
     kubectl.run(&["patch", "storagenode", "worker-1", "--type=merge", "-p", spec]).expect(&own);

@@ -1,4 +1,4 @@
-//! Dashboards: what Grafana needs is there, and every query finds something in a real Prometheus that scrapes a real server.
+//! Dashboards: they have what Grafana needs, and every query returns data in a real Prometheus that scrapes a real server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -106,7 +106,7 @@ impl Site {
         site
     }
 
-    /// What a query finds; none where it fails.
+    /// The results of a query, or `None` if it fails.
     fn query(&self, query: &str) -> Option<Vec<Value>> {
         let mut promtool = Command::new(&self.promtool);
         promtool.args(["query", "instant", "--format=json", &self.prometheus, query]);
@@ -115,7 +115,7 @@ impl Site {
     }
 }
 
-/// With the labels that the chart's ServiceMonitor has Prometheus add.
+/// Scrapes with the labels that Prometheus adds because of the chart's ServiceMonitor.
 fn scrape(entry: &Artefact, folder: &Path, http: SocketAddr, web: SocketAddr) -> Service {
     let configuration = folder.join("prometheus.yaml");
     let text = format!(
@@ -131,7 +131,7 @@ fn scrape(entry: &Artefact, folder: &Path, http: SocketAddr, web: SocketAddr) ->
     Service::start("prometheus", &command, folder).expect("Prometheus")
 }
 
-/// A query with Grafana's variables set: all of everything.
+/// A query with Grafana's variables set to match everything.
 fn with_variables(query: &str) -> String {
     let query = query.replace("$__rate_interval", "1m");
     let mut parts = query.split('$');
@@ -164,7 +164,7 @@ fn every_query_finds_something() {
             let query = with_variables(&query);
             let found = site.query(&query).unwrap_or_else(|| panic!("{uid}: Prometheus refuses {query}"));
             asked += 1;
-            // Operator, driver and namespaces have nothing to say here: their metrics are in the reference, at least.
+            // Operator, driver and namespaces report nothing here: at least, the reference must have their metrics.
             let mut names =
                 query.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|w| w.starts_with("forebay_"));
             let elsewhere = ["forebay_operator_", "forebay_csi_", "forebay_namespace_"];
@@ -183,7 +183,7 @@ fn every_query_finds_something() {
         }
     }
     assert!(asked > 50, "{asked}");
-    // The claim of a busy volume is found by its name.
+    // The claim of a busy volume can be found by its name.
     let busiest = site
         .query("topk(1, sum by (claim_namespace, claim) (forebay_volume_read_bytes_total * on (volume, instance) group_left (claim_namespace, claim) forebay_volume_info))")
         .expect("an answer");

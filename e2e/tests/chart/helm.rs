@@ -1,4 +1,4 @@
-//! helm, run on the chart of this tree.
+//! helm on the chart of this tree.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use forebay_e2e::kubernetes::kubectl::output_of;
 use forebay_e2e::kubernetes::tools::{self, Tools};
 use serde_json::Value;
 
-/// The release's namespace wherever it does not matter.
+/// The release's namespace if it does not matter.
 pub(crate) const NAMESPACE: &str = "forebay-system";
 
 static HELM: LazyLock<Tools> = LazyLock::new(|| {
@@ -23,20 +23,20 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("e2e/ lies in the tree").to_owned()
 }
 
-/// A file of these tests.
+/// The path of a file of these tests.
 pub(crate) fn file(name: &str) -> PathBuf {
     root().join("e2e/tests/chart").join(name)
 }
 
-/// Runs it; its standard output, or what it complained about.
+/// Runs helm. Returns its standard output or its error message.
 pub(crate) fn run(arguments: &[&str]) -> Result<String> {
     run_at(None, arguments)
 }
 
-/// Same, against a cluster.
+/// Like [`run`], but against a cluster.
 pub(crate) fn run_at(kubeconfig: Option<&Path>, arguments: &[&str]) -> Result<String> {
     let mut helm = Command::new(HELM.path("helm"));
-    // The user's own plugins, repositories and clusters play no part.
+    // The user's own plugins, repositories and clusters are not used.
     let nowhere = Path::new(env!("CARGO_TARGET_TMPDIR")).join("helm");
     for variable in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
         helm.env(variable, &nowhere);
@@ -51,7 +51,7 @@ pub(crate) fn template(arguments: &[&str]) -> Result<String> {
     run(&[&["template", "forebay", "charts/forebay", "--namespace", NAMESPACE], arguments].concat())
 }
 
-/// The rendered chart with the values of a file here.
+/// The rendered chart with the values of a file of these tests.
 pub(crate) fn template_with(values: &str) -> String {
     let path = file(&format!("values/{values}.yaml"));
     template(&["--values", path.to_str().expect("paths are UTF-8")]).expect("the chart renders")

@@ -1,4 +1,4 @@
-//! The Helm chart: what it renders, what it refuses, and what a real API server says of it.
+//! The Helm chart: its rendered objects, the values that it refuses, and its acceptance by a real API server.
 
 mod alerts;
 mod api_server;

@@ -1,4 +1,4 @@
-//! `kubectl forebay top`, `who` and `bundle` with a real API server, through its proxy, and a real server that is used meanwhile.
+//! `kubectl forebay top`, `who` and `bundle` with a real API server, through its proxy, and a real server under load.
 
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::helm::{NAMESPACE, root};
 use crate::server::{Server, VOLUME};
 
-/// An address of this machine that the API server may connect to for others: no loopback.
+/// An address of this machine that the API server is allowed to proxy to: not loopback.
 fn own_address() -> IpAddr {
     let mut ip = Command::new("ip");
     ip.args(["-json", "-4", "address", "show", "up", "scope", "global"]);
@@ -84,7 +84,7 @@ fn the_plugin_finds_a_busy_claim_and_the_pods_that_use_it() {
     for object in objects {
         kubectl.apply(&object.to_string()).expect("an object");
     }
-    // What kubelets would say.
+    // The status that kubelets would report.
     let running = |address: &str| {
         json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}}).to_string()
     };
@@ -135,7 +135,7 @@ fn the_plugin_finds_a_busy_claim_and_the_pods_that_use_it() {
     assert!(format!("{refusal:#}").contains("there is no claim none in namespace team"), "{refusal:#}");
 }
 
-/// A StorageCluster is paused and goes on.
+/// Pauses and resumes a StorageCluster.
 fn pauses(kubectl: &Kubectl, plugin: &dyn Fn(&[&str]) -> anyhow::Result<String>) {
     let top = root();
     for crd in ["storageclusters", "storagenodes"] {
@@ -169,7 +169,7 @@ fn pauses(kubectl: &Kubectl, plugin: &dyn Fn(&[&str]) -> anyhow::Result<String>)
     assert!(format!("{refusal:#}").contains("there is no StorageCluster none in namespace"), "{refusal:#}");
 }
 
-/// kubectl's own completion asks the plugin.
+/// kubectl's own completion calls the plugin.
 fn completes(kubectl: &Kubectl, plugin: &Path) {
     let folder = tempfile::tempdir().expect("a folder");
     for name in ["kubectl-forebay", "kubectl_complete-forebay"] {
@@ -181,10 +181,10 @@ fn completes(kubectl: &Kubectl, plugin: &Path) {
     assert!(said.starts_with("--output\t"), "{said}");
 }
 
-/// What no bundle may hold.
+/// A value that no bundle may contain.
 const SECRET: &str = "hunter2";
 
-/// Everything but what is secret is in the bundle, and what could not be read is named.
+/// The bundle contains everything except secrets, and lists what could not be read.
 fn bundle(kubectl: &Kubectl, plugin: &dyn Fn(&[&str]) -> anyhow::Result<String>) {
     let secret = json!({"apiVersion": "v1", "kind": "Secret", "stringData": {"password": SECRET},
         "metadata": {"name": "main-csi", "namespace": NAMESPACE,
@@ -223,7 +223,7 @@ fn bundle(kubectl: &Kubectl, plugin: &dyn Fn(&[&str]) -> anyhow::Result<String>)
     let metrics = std::fs::read_to_string(metrics.expect("readable").path()).expect("metrics");
     assert!(metrics.contains("forebay_volume_read_bytes_total{volume="), "{metrics}");
     assert!(read("doctor.txt").contains("not installed"), "{}", read("doctor.txt"));
-    // The chart is not installed here, there is no kubelet that has logs, and the kinds of snapshots are not known.
+    // The chart is not installed, no kubelet has logs, and the kinds of snapshots do not exist.
     let read_me = read("README.txt");
     for missing in [
         "- status: Forebay is not installed here",

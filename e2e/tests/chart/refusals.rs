@@ -1,8 +1,8 @@
-//! Values that make no sense are refused with the name of the culprit, before anything reaches a cluster.
+//! Invalid values are refused with the name of the field, before anything reaches a cluster.
 
 use crate::helm::template;
 
-/// `--set` argument → what the refusal must say.
+/// `--set` argument → the expected text of the refusal.
 const BAD: &[(&str, &str)] = &[
     ("nonsense=1", "additional properties 'nonsense' not allowed"),
     ("image.tga=latest", "at '/image': additional properties 'tga' not allowed"),

@@ -1,4 +1,4 @@
-//! The chart as text: lint, the committed manifests, snapshots, and what must hold for everything rendered.
+//! The rendered chart: lint, the committed manifests, snapshots, and invariants of all rendered objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::helm::{self, NAMESPACE, identity, objects, template, template_with};
 
-/// Set: write the generated files instead of comparing them.
+/// If set, the generated files are written instead of compared.
 const REGENERATE: &str = "FOREBAY_REGENERATE";
 
-/// Sets of values, `values/<name>.yaml`; their difference from the defaults is kept in `snapshots/<name>.txt`.
+/// Sets of values, `values/<name>.yaml`; their difference from the defaults is stored in `snapshots/<name>.txt`.
 pub(crate) const VALUES: &[&str] = &["minimal", "monitored", "locked-down", "storage-fabric", "snapshots"];
 
 fn check_generated(path: &Path, text: &str) {
@@ -103,7 +103,7 @@ fn every_object_is_named_once_labelled_and_in_the_release_s_namespace() {
             if object["kind"] == "ValidatingAdmissionPolicy" || object["kind"] == "CSIDriver" {
                 assert!(object["metadata"].get("namespace").is_none(), "{name}");
             }
-            // The kubelets' Leases are in a namespace of their own.
+            // The kubelets' Leases are in their own namespace.
             let of_leases =
                 ["Role", "RoleBinding"].map(|kind| format!("{kind}/kube-node-lease/forebay-operator"));
             if let Some(namespace) =
@@ -150,7 +150,7 @@ fn rights_have_no_wildcards_and_secrets_are_the_namespace_s_only() {
                 }
             }
         }
-        // A ClusterRole is bound to the cluster, a Role to the namespace; both to accounts of this chart only.
+        // A ClusterRole is bound cluster-wide, a Role in the namespace, both only to accounts of this chart.
         for binding in objects
             .iter()
             .filter(|object| object["kind"].as_str().is_some_and(|kind| kind.ends_with("RoleBinding")))
@@ -215,7 +215,7 @@ fn every_value_is_explained_and_known_to_the_schema() {
     assert!(unknown.is_empty(), "{unknown:?}");
 }
 
-/// Names in the schema without a default in values.yaml: users would not find them.
+/// Names in the schema that have no default in values.yaml: users would not find them.
 fn compare(values: &Value, schema: &Value, whole: &Value, at: &str, unknown: &mut Vec<String>) {
     let schema = match schema.get("$ref").and_then(Value::as_str) {
         Some(reference) => whole.pointer(reference.trim_start_matches('#')).expect("the definition exists"),
@@ -224,7 +224,7 @@ fn compare(values: &Value, schema: &Value, whole: &Value, at: &str, unknown: &mu
     let Some(properties) = schema.get("properties").and_then(Value::as_object) else { return };
     for (name, below) in properties {
         let path = format!("{at}/{name}");
-        // Helm's own, and what a user fills in.
+        // Helm's own, and fields that a user fills in.
         if ["/global"].contains(&path.as_str()) || path.ends_with("/requests") || path.ends_with("/limits") {
             continue;
         }
@@ -245,7 +245,7 @@ fn strings(list: &Value) -> impl Iterator<Item = &str> {
     list.as_array().into_iter().flatten().filter_map(Value::as_str)
 }
 
-/// Documents by what they are, as text.
+/// Documents by their identity, as text.
 fn by_identity(yaml: &str) -> BTreeMap<String, String> {
     yaml.split("\n---\n")
         .map(|document| document.trim_start_matches("---\n"))
@@ -257,7 +257,7 @@ fn by_identity(yaml: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Lines that went (`-`) and came (`+`), without those that stayed.
+/// Removed (`-`) and added (`+`) lines, without unchanged ones.
 fn difference(old: &str, new: &str) -> String {
     let (old, new): (Vec<_>, Vec<_>) = (old.lines().collect(), new.lines().collect());
     // Longest common subsequence, from the end.

@@ -1,5 +1,5 @@
-//! Operator, node agent, CSI controller and the official sidecars do their work with the chart's accounts, and are never
-//! refused. There is no kubelet: nothing is served, and no volume is made.
+//! Operator, node agent, CSI controller and the official sidecars work with the chart's accounts and are never refused. There
+//! is no kubelet: nothing is served, and no volume is created.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::helm::{NAMESPACE, objects, root, template};
 
 const NODE: &str = "worker-1";
-/// Until a program has done what it should; machines that test are slow.
+/// The time limit for a program to do its work; test machines are slow.
 const DONE_WITHIN: Duration = Duration::from_secs(120);
 
 #[test]
@@ -62,10 +62,10 @@ fn everything_works_with_exactly_the_chart_s_rights() {
             object.pointer("/spec/holderIdentity").is_some()
         });
     }
-    // From the claim by way of provisioner and driver to what the operator said, and back as an Event.
+    // The path of a claim: provisioner, driver, the operator's message, and back as an Event.
     let claim = fs::read_to_string(root().join("manifests/examples/claim.yaml")).expect("the example");
     lab.kubectl.apply(&claim).expect("a claim");
-    // The controller manager's part, which does not run here.
+    // Plays the controller manager, which does not run here.
     let provisioner = "volume.kubernetes.io/storage-provisioner=csi.forebay.io";
     lab.kubectl.run(&["annotate", "pvc", "training", provisioner]).expect("a provisioner");
     let answer = lab.until("the claim is answered", &["events", "-n", "default"], |events| {
@@ -91,7 +91,7 @@ fn notes(events: &Value) -> Vec<&str> {
     items.filter_map(|event| event["message"].as_str()).collect()
 }
 
-/// A node as its kubelet would have registered it.
+/// A node as registered by its kubelet.
 fn node(kubectl: &Kubectl) {
     let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}});
     kubectl.apply(&object.to_string()).expect("a node");
@@ -101,7 +101,7 @@ fn node(kubectl: &Kubectl) {
     }});
     let patch = ["patch", "node", NODE, "--subresource=status", "--type=merge", "-p"];
     kubectl.run(&[&patch[..], &[&status.to_string()]].concat()).expect("its status");
-    // Put on every new node, and taken off by a controller that does not run here.
+    // Every new node gets this taint, and a controller that does not run here would remove it.
     kubectl
         .run(&["patch", "node", NODE, "--type=merge", "-p", r#"{"spec":{"taints":null}}"#])
         .expect("no taint");
@@ -123,8 +123,7 @@ struct Lab {
 }
 
 impl Lab {
-    /// Starts a container of the chart: with its own command line, and its service account's token as a pod on the node
-    /// has it.
+    /// Starts a container of the chart with its own command line and its service account's token, like a pod on the node.
     fn start(&mut self, workload: &str, container: &str, program: &Path) {
         let path = self.kubeconfig(workload);
         let mut command = Command::new(program);
@@ -148,7 +147,7 @@ impl Lab {
         path
     }
 
-    /// What the pod of `helm test` finds, with its account: an unfinished cluster, but nothing that it may not look at.
+    /// The output of the pod of `helm test`, with its account: an unfinished cluster, but nothing that it may not read.
     fn doctor(&self) -> String {
         let hooks = template(&["--show-only", "templates/tests/doctor.yaml"]).expect("the test's objects");
         for object in objects(&hooks).iter().filter(|object| object["kind"] != "Pod") {
@@ -159,7 +158,7 @@ impl Lab {
         command.env("KUBECONFIG", self.kubeconfig("forebay-test"));
         let output = command.output().expect("the doctor runs");
         let text = [output.stdout, output.stderr].concat();
-        // 2 is for what is unknown; errors in an unfinished cluster are 1.
+        // 2 is for unknown results; errors in an unfinished cluster result in 1.
         assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&text));
         String::from_utf8_lossy(&text).into_owned()
     }
@@ -198,25 +197,25 @@ impl Lab {
             }
             variables.iter().fold(text, |text, (name, value)| text.replace(&format!("$({name})"), value))
         };
-        // The first word of `command` is the program; images without one have it as their entry point.
+        // The first word of `command` is the program; otherwise the image's entry point is.
         let words = ["command", "args"].map(|field| container[field].as_array().cloned().unwrap_or_default());
         let program = words[0].iter().take(1).count();
         let words: Vec<_> = words.concat().into_iter().skip(program).collect();
         command.args(words.iter().map(|word| here(word.as_str().expect("a word"))));
         if words.iter().any(|word| word.as_str().is_some_and(|word| word.starts_with("--csi-address"))) {
-            // Not every sidecar looks at KUBECONFIG.
+            // Not every sidecar reads KUBECONFIG.
             command.arg("--kubeconfig").arg(self.folder.join(format!("{workload}.kubeconfig")));
         }
         command.envs(variables.iter().map(|(name, value)| (name, here(value))));
     }
 
-    /// Waits for an object that is as it should be.
+    /// Waits for an object that fulfils `holds`.
     fn until(&mut self, what: &str, object: &[&str], holds: impl Fn(&Value) -> bool) -> Value {
         let (mut found, mut ended) = (None, None);
         let running = &mut self.running;
         let kubectl = &self.kubectl;
         let holds = || {
-            // There is nothing to wait for once one of them has ended.
+            // Stop waiting once one of the programs has ended.
             ended = running.iter_mut().find_map(|(_, service)| service.check().err());
             found = kubectl.find(object)?.filter(&holds);
             Ok(found.is_some() || ended.is_some())

@@ -16,13 +16,13 @@ use forebay_proto::admin::admin_client::AdminClient;
 const DEADLINE: Duration = Duration::from_secs(120);
 const PASSWORD: &str = "a password of tests";
 
-/// The volume, which is made for claim `team/data`.
+/// The volume, which is created for claim `team/data`.
 pub(crate) const VOLUME: &str = "pvc-1";
 
 pub(crate) struct Server {
     /// The folder with the programs.
     pub(crate) programs: PathBuf,
-    /// Where it serves its metrics.
+    /// The address of its metrics.
     pub(crate) http: SocketAddr,
     smb: SocketAddr,
     folder: tempfile::TempDir,
@@ -56,12 +56,12 @@ impl Server {
         Self { programs, http, smb, folder, _service: service }
     }
 
-    /// A folder that goes with it.
+    /// A folder with the same lifetime as the server.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// A client that reads, writes, flushes and renames for some seconds.
+    /// A client that reads, writes, flushes and renames for this many seconds.
     pub(crate) fn load(&self, seconds: u32) -> Command {
         let mut bench = Command::new(self.programs.join("forebay-bench"));
         let arguments = format!(
@@ -73,7 +73,7 @@ impl Server {
         bench
     }
 
-    /// Same, and waits for its end.
+    /// Runs [`Self::load`] and waits for its end.
     pub(crate) fn be_used(&self, seconds: u32) {
         output_of(self.load(seconds), b"").expect("load");
     }

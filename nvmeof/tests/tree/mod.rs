@@ -1,8 +1,7 @@
 //! Trees of sysfs as text, unpacked into a scratch directory.
 //!
-//! A line is `path<TAB>content` (with `\n` for line ends), `path<TAB>-> target` for a symbolic link, or `path` for a
-//! directory; `#` begins a remark. The trees are put together from what the kernel's source shows, cut down to what tells
-//! something.
+//! A line is `path<TAB>content` (with `\n` for line ends), `path<TAB>-> target` for a symbolic link, or `path` for a directory;
+//! `#` starts a comment. The trees follow the kernel's source, reduced to the relevant parts.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::fs;
@@ -19,7 +18,7 @@ pub const TWO_PATHS: &str = include_str!("../trees/two-paths.tree");
 pub const NO_MULTIPATH: &str = include_str!("../trees/no-multipath.tree");
 pub const LOCAL: &str = include_str!("../trees/local.tree");
 
-/// Where controllers of fabrics are.
+/// The folder of the fabrics controllers.
 const CONTROLLERS: &str = "sys/devices/virtual/nvme-fabrics/ctl";
 
 impl Tree {
@@ -57,7 +56,7 @@ impl Tree {
         self.sysfs().read()
     }
 
-    /// Gives an attribute of a controller another value.
+    /// Sets an attribute of a controller.
     pub fn set(&self, attribute: &str, value: &str) {
         let at = self.path(CONTROLLERS).join(attribute);
         assert!(at.exists(), "{}", at.display());
@@ -68,7 +67,7 @@ impl Tree {
         fs::read_to_string(self.path(CONTROLLERS).join(attribute)).unwrap().trim().to_owned()
     }
 
-    /// As after a controller has been removed.
+    /// Changes the tree as if a controller had been removed.
     pub fn remove(&self, subsystem: &str, controller: &str) {
         fs::remove_file(self.path(format!("sys/class/nvme/{controller}"))).unwrap();
         fs::remove_file(self.path(format!("sys/devices/virtual/nvme-subsystem/{subsystem}/{controller}")))
@@ -81,7 +80,7 @@ pub fn nqn() -> Nqn {
     "nqn.2026-01.io.example:pool".parse().unwrap()
 }
 
-/// The instance that the trees were connected by.
+/// The subsystem, with the host identity of the instance that connected the trees' controllers.
 pub fn wanted() -> Subsystem {
     Subsystem::new(nqn(), HostIdentity::of("fast-0", "node-a").unwrap())
 }

@@ -1,4 +1,4 @@
-//! A whole change of a cluster's certificate authority, with a running server that is not restarted.
+//! A complete rotation of a cluster's certificate authority, with a running server that is not restarted.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ fn text(data: &Data, key: &str) -> String {
     String::from_utf8(data[key].0.clone()).unwrap()
 }
 
-/// Puts an authority in place of the cluster's, and makes the operator look.
+/// Replaces the cluster's authority and triggers the operator.
 async fn put(stage: &Stage, authority: &Authority, round: u8) {
     let secrets = stage.api::<Secret>();
     let mut secret = secrets.get(&names::authority_secret("r")).await.unwrap();
@@ -33,7 +33,7 @@ async fn put(stage: &Stage, authority: &Authority, round: u8) {
     stage.clusters().patch("r", &PatchParams::default(), &Patch::Merge(&touched)).await.unwrap();
 }
 
-/// Waits until the certificate of the server, or its bundle, is as it ought to be, and gives it to the server.
+/// Waits until the certificate of the server, or its bundle, fulfils `is`, and gives it to the server.
 async fn settled(stage: &Stage, what: &str, is: impl Fn(&Data) -> bool) {
     eventually(what, || async {
         if is(&data(stage, "r-0-tls").await) { Ok(()) } else { Err("it is not".to_owned()) }
@@ -42,7 +42,7 @@ async fn settled(stage: &Stage, what: &str, is: impl Fn(&Data) -> bool) {
     stage.refresh_certificates("r-0").await;
 }
 
-/// The operator sees what happens on the server: each knows the other.
+/// Checks that the operator sees changes on the server: each trusts the other.
 async fn in_touch(stage: &Stage, volumes: u32) {
     stage.make_volume("r-0", &format!("v{volumes}"));
     let cluster = stage
@@ -65,7 +65,7 @@ async fn an_authority_is_replaced_under_a_running_server() {
     let first = Authority::read(&data(&stage, "r-ca").await).unwrap();
     let identity_of_first = Identity::new(&data(&stage, &names::operator_secret("r")).await).unwrap();
 
-    // What Prometheus sees of that.
+    // The same in Prometheus' view.
     let metric = |name: &str, labels: &str| -> Option<f64> {
         let series = format!("forebay_operator_{name}{{cluster=\"r\",{labels}}} ");
         let metrics = operator.metrics.text();
@@ -89,7 +89,7 @@ async fn an_authority_is_replaced_under_a_running_server() {
 
     let before = text(&data(&stage, "r-0-tls").await, tls::CERTIFICATE);
 
-    // The next one is made known; in a quarter of a minute it will have been so for an hour.
+    // The next authority is published; in a quarter of a minute it will have been for an hour.
     let rule = Rule::new(&forebay_api::cluster::Certificates::default());
     let known_since = Timestamp::now() - SETTLE + SignedDuration::from_secs(15);
     let next = Authority::create("r", known_since, rule).unwrap().current;
@@ -101,7 +101,7 @@ async fn an_authority_is_replaced_under_a_running_server() {
     .await;
     in_touch(&stage, 2).await;
 
-    // It signs: other certificates for all.
+    // It signs: all get new certificates.
     settled(&stage, "the server has a certificate of the next one", |d| text(d, tls::CERTIFICATE) != before)
         .await;
     let promoted = Authority::read(&data(&stage, "r-ca").await).unwrap();
@@ -109,7 +109,7 @@ async fn an_authority_is_replaced_under_a_running_server() {
     assert_eq!(promoted.former.len(), 1);
     in_touch(&stage, 3).await;
 
-    // An hour later the former one is forgotten.
+    // An hour later the former authority is removed.
     let long_ago = Timestamp::now() - SETTLE * 2;
     put(&stage, &Authority { promoted: Some(long_ago), ..promoted }, 2).await;
     settled(&stage, "the server is to trust the new one alone", |d| {
@@ -125,7 +125,7 @@ async fn an_authority_is_replaced_under_a_running_server() {
         match Admin::connect(endpoint, &server, &identity_of_first).await {
             Err(AdminError::Connect { .. }) => Ok(()),
             Err(error) => Err(error.to_string()),
-            // TLS 1.3 tells a client only when it reads that it is not wanted.
+            // In TLS 1.3, a client learns only when it reads that it was refused.
             Ok(mut admin) => match admin.report(|_| 100).await {
                 Err(AdminError::Call { .. }) => Ok(()),
                 other => Err(format!("{other:?}")),

@@ -68,7 +68,7 @@ impl Kubelets {
         self.off.lock().unwrap().clear();
     }
 
-    /// Takes the Leases away: the nodes of a test that has ended must not count as silent in another one.
+    /// Deletes the Leases: the nodes of a test that has ended must not count as silent in another test.
     async fn end(self, stage: &Stage, nodes: u8) {
         self.work.abort();
         let api: Api<Lease> = Api::namespaced(stage.client.clone(), "kube-node-lease");
@@ -78,7 +78,7 @@ impl Kubelets {
     }
 }
 
-/// A client's connection that goes silent for ever after so many writes.
+/// A client's connection that goes silent permanently after a number of writes.
 #[derive(Clone)]
 struct Few<S> {
     inner: S,
@@ -123,7 +123,7 @@ where
         let spent = self.spent.clone();
         match left {
             Ok(1) => {
-                // It is done at the API server, and no watcher learns of it.
+                // The API server carries it out, but no watcher learns of it.
                 let last = self.inner.call(request);
                 Box::pin(async move {
                     let _ = last.await;
@@ -168,7 +168,7 @@ async fn record(stage: &Stage, cluster: &str) -> std::collections::BTreeMap<Stri
     map.and_then(|m| m.data).unwrap_or_default()
 }
 
-/// Asks for the epochs again and again, as fast as it can, until it is asked to stop: none may ever go down.
+/// Polls the epochs as fast as it can until it is asked to stop: none may ever decrease.
 struct Witness {
     end: Arc<AtomicBool>,
     work: tokio::task::JoinHandle<(u64, u64)>,
@@ -232,7 +232,7 @@ async fn a_lost_node_is_left_whenever_the_operator_is_killed_on_the_way() {
     let old = stage.api::<Pod>().get("l-0-0").await.unwrap().metadata.uid;
     let witness = Witness::of(&stage, "l");
     kubelets.switch_off(stage.node(1));
-    // Each operator dies with the answer to its only write on the way.
+    // Each operator dies while the answer to its only write is in flight.
     let mut lives = 0;
     loop {
         let (client, spent) = client_of_few_writes(&stage, 1).await;
@@ -243,7 +243,7 @@ async fn a_lost_node_is_left_whenever_the_operator_is_killed_on_the_way() {
             if *spent.borrow() {
                 return Ok(false);
             }
-            // What the StatefulSet controller does all the time.
+            // Plays the StatefulSet controller, which does this continuously.
             let set = sets.get("l-0").await.map_err(|e| e.to_string())?;
             let seen = json!({ "status": { "observedGeneration": set.metadata.generation, "replicas": 1 } });
             let _ = sets.patch_status("l-0", &PatchParams::default(), &Patch::Merge(&seen)).await;
@@ -304,7 +304,7 @@ async fn who_takes_over_from_an_operator_knows_for_how_long_a_node_has_been_sile
         .cluster("s", "it is reported", |c| c.status.as_ref().is_some_and(|s| s.instances[0].epoch == 1))
         .await;
     let standby = stage.stand_by().await;
-    // As where the operator itself was on the node that is lost.
+    // As if the operator itself was on the lost node.
     operator.kill().await;
     kubelets.switch_off(stage.node(1));
     eventually("the silence is too long", || async {
@@ -335,7 +335,7 @@ async fn a_cordoned_node_is_left_in_order_and_an_unreachable_server_is_not() {
     stage.create("o", &spec(1)).await;
     placed(&stage, "o-0", stage.node(1), "1").await;
     stage.pretend_pod("o-0").await;
-    // No server answers at the admin API: the operator says so, and takes nothing away while the kubelet lives.
+    // No server answers at the admin API: the operator reports it, and removes nothing while the kubelet is alive.
     let silent = stage
         .cluster("o", "the silence is reported", |c| {
             c.status.as_ref().is_some_and(|s| s.instances[0].message.contains("does not answer"))
@@ -355,7 +355,7 @@ async fn a_cordoned_node_is_left_in_order_and_an_unreachable_server_is_not() {
     let cordon = json!({ "spec": { "unschedulable": true } });
     nodes.patch(&stage.node(1), &PatchParams::default(), &Patch::Merge(&cordon)).await.unwrap();
     placed(&stage, "o-0", stage.node(2), "2").await;
-    // The StatefulSet controller sees the new template; then the pod is asked to end, and is given its time.
+    // The StatefulSet controller sees the new template; then the pod is asked to terminate and gets its grace period.
     let pods = stage.api::<Pod>();
     let sets = stage.api::<StatefulSet>();
     let ending = eventually("the pod is asked to end", || async {
@@ -389,7 +389,7 @@ async fn a_cordoned_node_is_left_in_order_and_an_unreachable_server_is_not() {
 /// The control plane receives nothing from any worker for longer than a node may be silent; then it does again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_partition_from_all_workers_moves_nothing() {
-    // An API server of its own: nodes that fall silent affect every test that uses the same one.
+    // A separate API server: silent nodes affect every test that uses the same one.
     let api = start_api_server();
     let stage = Stage::new(&api, "storm", 4).await;
     let kubelets = Kubelets::of(&stage, 4).await;
@@ -448,7 +448,7 @@ async fn a_partition_from_all_workers_moves_nothing() {
     operator.stop().await;
 }
 
-/// A spare that fell silent just before is not chosen, though Kubernetes calls it ready.
+/// A spare that went silent just before is not chosen, although Kubernetes reports it as ready.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_spare_that_died_before_is_not_chosen() {
     let stage = Stage::new(shared(), "rack", 4).await;
@@ -460,7 +460,7 @@ async fn a_spare_that_died_before_is_not_chosen() {
     stage
         .cluster("r", "it is reported", |c| c.status.as_ref().is_some_and(|s| s.instances[0].epoch == 1))
         .await;
-    // The first of the spares, which would be taken by its name.
+    // The first of the spares, which would be chosen by name.
     kubelets.switch_off(stage.node(2));
     kubelets.switch_off(stage.node(1));
     placed(&stage, "r-0", stage.node(3), "2").await;

@@ -1,8 +1,8 @@
 //! A real API server and etcd, the operator with exactly the chart's rights, and nodes.
 //!
-//! There is no kubelet, no scheduler and no controller manager: the test plays the part of the StatefulSet controller and
-//! of the kubelet in [`Stage::run_pod`], which makes the pod of an instance, starts a real `forebay-server` with the
-//! configuration and certificates that the operator made for it, and says that the pod is ready when the server does.
+//! There is no kubelet, no scheduler and no controller manager. The test plays the StatefulSet controller and the kubelet in
+//! [`Stage::run_pod`], which creates the pod of an instance, starts a real `forebay-server` with the configuration and
+//! certificates that the operator created for it, and reports the pod as ready when the server is.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// For everything that is waited for; machines that test are busy.
+/// Timeout of every wait; test machines are busy.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// The API server that all tests of this binary share.
@@ -37,12 +37,13 @@ pub fn shared() -> &'static LocalApiServer {
     SHARED.get_or_init(start_api_server)
 }
 
-/// One of a test's own, with the chart's definitions.
+/// Starts an API server for one test, with the chart's definitions.
 pub fn start_api_server() -> LocalApiServer {
     with_definitions(LocalApiServer::start(false).expect("etcd and the API server start"))
 }
 
-/// One with Kubernetes' own controllers: that of StatefulSets makes pods, and what has no owner any more is removed.
+/// Starts an API server with Kubernetes' own controllers: the StatefulSet controller creates pods, and objects without an owner
+/// are removed.
 pub fn start_with_controllers() -> LocalApiServer {
     with_definitions(
         LocalApiServer::start(true).expect("etcd, the API server and the controller manager start"),
@@ -113,14 +114,14 @@ pub struct Stage {
     pub namespace: String,
     pub kubeconfig: PathBuf,
     number: u8,
-    /// Kubernetes' own controllers run: pods are made by them.
+    /// Whether Kubernetes' own controllers run: they create the pods.
     pub controllers: bool,
     /// Pools outlive their server's restart, as a node's directory does.
     pools: tempfile::TempDir,
     servers: Mutex<HashMap<String, Server>>,
 }
 
-/// An operator that does not work yet, because another one does. It watches the kubelets' Leases.
+/// An operator that does not work yet because another one does. It watches the kubelets' Leases.
 pub struct Standby {
     client: Client,
     pub leases: Leases,
@@ -142,7 +143,7 @@ impl Drop for Operator {
 }
 
 impl Operator {
-    /// As kill -9: not even what is in hand is finished.
+    /// Like kill -9: not even work in progress is completed.
     pub async fn kill(mut self) {
         self.work.abort();
         let _ = (&mut self.work).await;
@@ -158,7 +159,7 @@ impl Operator {
     }
 }
 
-/// A pod's identity as the StatefulSet controller gives it.
+/// The name of a pod as the StatefulSet controller chooses it.
 fn pod_name(instance: &str) -> String {
     format!("{instance}-0")
 }
@@ -200,7 +201,7 @@ impl Stage {
         format!("{}-n{n}", self.namespace)
     }
 
-    /// Each node has an address of its own on loopback, so that servers on "different nodes" can use the same ports.
+    /// Each node has its own loopback address, so that servers on "different nodes" can use the same ports.
     fn address(&self, n: u8) -> String {
         format!("127.77.{}.{n}", self.number)
     }
@@ -280,7 +281,7 @@ impl Stage {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// A spec that selects this stage's nodes, with ports that need no rights.
+    /// A spec that selects this stage's nodes, with unprivileged ports.
     pub fn spec(&self, more: &Value) -> Value {
         let mut spec = json!({
             "placement": { "nodeSelector": { "stage": self.namespace } },
@@ -311,7 +312,7 @@ impl Stage {
             .expect("the change is taken");
     }
 
-    /// Plays StatefulSet controller and kubelet without a server: the pod is there and ready.
+    /// Plays StatefulSet controller and kubelet without a server: the pod exists and is ready.
     pub async fn pretend_pod(&self, instance: &str) {
         let sets: Api<StatefulSet> = self.api();
         let set = sets.get(instance).await.expect("the StatefulSet");
@@ -329,7 +330,7 @@ impl Stage {
         let pod: Pod = serde_json::from_value(pod).unwrap();
         let pods: Api<Pod> = self.api();
         match pods.create(&PostParams::default(), &pod).await {
-            // One of that name is there still: the StatefulSet controller waits, too.
+            // A pod of that name still exists: the StatefulSet controller waits, too.
             Err(kube::Error::Api(status)) if status.code == 409 => return,
             other => other.expect("the API server takes the pod"),
         };
@@ -341,7 +342,7 @@ impl Stage {
             .expect("ready");
     }
 
-    /// Waits until a StorageCluster is as it ought to be.
+    /// Waits until a StorageCluster fulfils a condition.
     pub async fn cluster(
         &self,
         name: &str,
@@ -379,7 +380,7 @@ impl Stage {
         .await;
     }
 
-    /// Plays StatefulSet controller and kubelet: the pod of an instance, by the StatefulSet's present template, with a
+    /// Plays StatefulSet controller and kubelet: creates the pod of an instance from the StatefulSet's current template, with a
     /// real server.
     pub async fn run_pod(&self, instance: &str) {
         let sets: Api<StatefulSet> = self.api();
@@ -419,7 +420,7 @@ impl Stage {
             .expect("ready");
     }
 
-    /// Plays the scheduler: the pod that the StatefulSet controller has made, onto the node that it must run on.
+    /// Plays the scheduler: binds the pod that the StatefulSet controller has created to the node that it must run on.
     async fn bind_pod(&self, instance: &str, node: &str) {
         let name = pod_name(instance);
         let binding = json!({
@@ -435,8 +436,8 @@ impl Stage {
         .await;
     }
 
-    /// Starts the server with the configuration and certificates of the cluster; only its paths are others, and it
-    /// listens on its node's address alone.
+    /// Starts the server with the configuration and certificates of the cluster. Only its paths differ, and it listens only on
+    /// its node's address.
     async fn start_server(&self, instance: &str, address: &str) {
         let folder = tempfile::tempdir().unwrap();
         let map =
@@ -474,7 +475,7 @@ impl Stage {
         .await;
     }
 
-    /// The kubelet's part when a Secret changes: the server finds other files, without a notice.
+    /// Plays the kubelet when a Secret changes: the server finds new files without a notification.
     pub async fn refresh_certificates(&self, instance: &str) {
         let tls = self.servers.lock().unwrap()[instance].folder.path().join("tls");
         let secret = self.api::<Secret>().get(&format!("{instance}-tls")).await.expect("its certificates");
@@ -483,12 +484,12 @@ impl Stage {
         }
     }
 
-    /// Where an instance's admin API is.
+    /// The address of an instance's admin API.
     pub fn admin_endpoint(&self, n: u8) -> std::net::SocketAddr {
         std::net::SocketAddr::new(self.address(n).parse().unwrap(), 19444)
     }
 
-    /// The kubelet's part when a pod is deleted: the server ends, the pod goes.
+    /// Plays the kubelet when a pod is deleted: the server ends, and the pod is removed.
     pub async fn end_pod(&self, instance: &str) {
         self.servers.lock().unwrap().remove(instance);
         let at_once = DeleteParams::default().grace_period(0);
@@ -500,14 +501,14 @@ impl Stage {
         }
     }
 
-    /// The instances with pods that the operator has deleted, and that are still there.
+    /// The instances with pods that the operator has deleted but that still exist.
     pub async fn ending(&self) -> Vec<String> {
         let pods = self.api::<Pod>().list(&kube::api::ListParams::default()).await.expect("pods").items;
         let ending = pods.into_iter().filter(|p| p.metadata.deletion_timestamp.is_some());
         ending.map(|p| p.name_any().strip_suffix("-0").unwrap().to_owned()).collect()
     }
 
-    /// Makes a volume on an instance's server.
+    /// Creates a volume on an instance's server.
     pub fn make_volume(&self, instance: &str, volume: &str) {
         let servers = self.servers.lock().unwrap();
         let folder = servers[instance].folder.path();
@@ -530,7 +531,7 @@ impl Stage {
     }
 }
 
-/// The operator's Roles and bindings of manifests/, for another namespace.
+/// Grants the operator's Roles and bindings of manifests/ in another namespace.
 async fn grant_the_charts_rights(admin: &Client, namespace: &str) {
     let manifests = include_str!("../../../manifests/forebay.yaml");
     let mut granted = 0;
@@ -540,7 +541,7 @@ async fn grant_the_charts_rights(admin: &Client, namespace: &str) {
             continue;
         }
         let mut object: Value = serde_saphyr::from_str(document).expect("YAML");
-        // The Role for the kubelets' Leases is of their namespace, which all stages share.
+        // The Role for the kubelets' Leases is in their namespace, which all stages share.
         let theirs = object["metadata"]["namespace"] == "kube-node-lease";
         if theirs {
             let name = format!("{namespace}-forebay-operator");
@@ -552,7 +553,7 @@ async fn grant_the_charts_rights(admin: &Client, namespace: &str) {
             object["metadata"]["namespace"] = namespace.into();
         }
         for subject in object["subjects"].as_array_mut().into_iter().flatten() {
-            // There are no tokens without a controller manager: a certificate of that name has the same rights.
+            // Without a controller manager there are no tokens: a certificate with that name has the same rights.
             *subject = json!({
                 "kind": "User", "apiGroup": "rbac.authorization.k8s.io",
                 "name": format!("system:serviceaccount:{namespace}:forebay-operator"),

@@ -1,4 +1,4 @@
-//! A disk that logs every write and flush, by QEMU's `blklogwrites` driver.
+//! A disk that logs every write and flush with QEMU's `blklogwrites` driver.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 use crate::support::disk::Disk;
 pub(crate) use crate::support::disk::{Mounted, copy, scratch};
 
-/// The least that mkfs.xfs accepts.
+/// The minimum size that mkfs.xfs accepts.
 const BYTES: u64 = 300 << 20;
 
-/// A mounted XFS on a device that is logged.
+/// A mounted XFS on a logged device.
 pub(crate) struct LoggedDisk(Disk);
 
 impl LoggedDisk {
-    /// A new, empty one.
+    /// Creates a new, empty disk.
     ///
     /// # Errors
-    /// Those of [`Disk::new`].
+    /// The errors of [`Disk::new`].
     pub(crate) fn new() -> Result<Self, String> {
         let options = |folder: &Path| {
             let log = folder.join("log");
@@ -32,28 +32,28 @@ impl LoggedDisk {
         Disk::new(BYTES, options).map(Self)
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub(crate) fn path(&self) -> PathBuf {
         self.0.path()
     }
 
-    /// The log of its device.
+    /// The log of the device.
     pub(crate) fn log(&self) -> PathBuf {
         self.0.beside("log")
     }
 
-    /// Bytes of its log: all that was completed by now lies before this.
+    /// The size of the log: everything completed so far is before this offset.
     pub(crate) fn log_bytes(&self) -> u64 {
         self.log().metadata().expect("the log").len()
     }
 
-    /// The device fails from now on: every read and write on it ends with EIO.
+    /// Makes the device fail from now on: every read and write on it returns EIO.
     pub(crate) fn fail(&mut self) {
         self.0.fail();
     }
 }
 
-/// A new image of the disk, as it was before its log.
+/// Creates a new image of the disk as it was before its log.
 pub(crate) fn image(path: &Path) -> File {
     let file = File::options().read(true).write(true).create_new(true).open(path).expect("an image");
     file.set_len(BYTES).expect("room for an image");

@@ -1,12 +1,12 @@
-//! The power is cut after every request that the disk completed: what was acknowledged to a client as durable is there.
+//! Power cuts after every request that the disk completed: changes that were acknowledged to a client as durable must exist.
 //!
-//! A workload of writes, sizes, renames, links, removals, clones, directories and new times runs against a real server; its pool
-//! is an XFS on a disk that logs what it does. Then the disk is put together again as it was after every entry of that log, with its
-//! volatile cache and without, and mounted wherever its bytes are others than at the place before. What was promised with each answer
-//! has to be there; of the request that is under way, what it changes is as it was, or as it will be.
+//! A workload of writes, sizes, renames, links, removals, clones, directories and new times runs against a real server. Its
+//! pool is an XFS on a disk that logs its operations. Then the test reconstructs the disk as it was after every entry of that
+//! log, with and without its volatile cache, and mounts it wherever its bytes differ from those at the previous position.
+//! Everything that an answer promised must exist. What the request in progress changes must be in its old or its new state.
 //!
-//! `FOREBAY_POWER_CUT_SEEDS` is how many workloads each test runs (1; 8 in `./test --nightly`), `FOREBAY_POWER_CUT_SEED` the first
-//! one's seed, `FOREBAY_POWER_CUT_CHANGES` how long each is.
+//! `FOREBAY_POWER_CUT_SEEDS` is the number of workloads that each test runs (1; 8 in `./test --nightly`),
+//! `FOREBAY_POWER_CUT_SEED` the seed of the first, and `FOREBAY_POWER_CUT_CHANGES` the length of each.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod disk;
@@ -36,7 +36,7 @@ fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// A disk that logs; `None` where the test is skipped, which `FOREBAY_ALLOW_SKIP` has to allow.
+/// A disk that logs, or `None` if the test is skipped, which `FOREBAY_ALLOW_SKIP` has to allow.
 fn logged_disk(test: &str) -> Option<LoggedDisk> {
     match LoggedDisk::new() {
         Ok(disk) => Some(disk),
@@ -47,7 +47,7 @@ fn logged_disk(test: &str) -> Option<LoggedDisk> {
     }
 }
 
-/// A server of a pool on the disk, and a client of its volume.
+/// A server with a pool on the disk, and a client of its volume.
 struct Served {
     place: Place,
     daemon: Daemon,
@@ -71,14 +71,14 @@ fn serve(disk: &LoggedDisk, engine: &'static str, write_through: bool) -> Served
     Served { place, daemon, client }
 }
 
-/// What was promised when the log had so many bytes: the files after a request of a change.
+/// The state that was promised when the log had this size: the files after a request of a change.
 struct Acknowledged {
     change: Change,
     log_bytes: u64,
     files: Files,
 }
 
-/// Asks for a change; what was acknowledged of it, request by request.
+/// Requests a change. Returns what was acknowledged, request by request.
 fn ask(
     disk: &LoggedDisk,
     served: &mut Served,
@@ -106,17 +106,17 @@ fn changes(seed: u64, count: u64, durable: Durable) -> Vec<Change> {
     (0..count).map(next).collect()
 }
 
-/// How much was looked at.
+/// Counts of the states that were checked.
 #[derive(Default)]
 struct Cuts {
-    /// Prefixes of the log, with the cache and without.
+    /// Prefixes of the log, with and without the cache.
     prefixes: usize,
-    /// Those among them that had other bytes than the one before.
+    /// The prefixes with bytes that differ from the previous one.
     mounted: usize,
 }
 
-/// Cuts the power after every entry of the log from `begun`, where the files were `files`, to the last acknowledgment; what is
-/// wrong at the first place where something is.
+/// Cuts the power after every entry of the log from `begun`, where the files were `files`, to the last acknowledgment. Returns
+/// the error at the first position that has one.
 fn cut_everywhere(
     disk: &LoggedDisk,
     begun: u64,
@@ -137,7 +137,7 @@ fn cut_everywhere(
         image.advance(place).expect("an image");
         let mut look = || {
             cuts.mounted += 1;
-            // A name of its own: the loop device of the one before may still be on its way out.
+            // A unique name: the previous loop device may still be detaching.
             let cut = scratch.path().join(format!("cut-{}", cuts.mounted));
             copy(&path, &cut);
             let _mounted = Mounted::new(cut, &at);
@@ -160,7 +160,7 @@ fn cut_everywhere(
                     .compare_under_way(&found, &next.change, &next.files, durable)
                     .map_err(|wrong| wrong_at(place, wrong))?;
             }
-            // The moment of the acknowledgment: only the cache is to be blamed for what is not there.
+            // The moment of the acknowledgment: anything missing was only in the cache.
             next.files
                 .compare(&found)
                 .map_err(|wrong| wrong_at(place, format!("{wrong}, after {:?}", next.change)))?;
@@ -218,11 +218,11 @@ fn a_workload_has_changes_of_every_kind() {
     assert_eq!(kinds(Durable::AtFlush), ["flushed write", "rename", "size"].into());
 }
 
-/// The tests above can fail: of each kind, a change that is not durable when it is answered is seen.
+/// Checks that the tests above can fail: for each kind, they detect a change that is not durable when it is answered.
 #[test]
 fn a_change_that_was_not_durable_is_noticed() {
     let Some(disk) = logged_disk("a_change_that_was_not_durable_is_noticed") else { return };
-    // It promises less than it is judged by.
+    // The pool promises less than the test requires.
     let (durable, mut served) = (Durable::AtReply, serve(&disk, "auto", false));
     let at = |name: &str| format!("{}\\{name}", DIRECTORIES[0]);
     let write = |name: &str, content| Change::Write { name: at(name), content, flush: false };
@@ -244,7 +244,7 @@ fn a_change_that_was_not_durable_is_noticed() {
         let acknowledged = ask(&disk, &mut served, &files, &change, durable);
         let before = std::mem::replace(&mut files, acknowledged.last().expect("an answer").files.clone());
         seen.push((change, expected, begun, before, acknowledged));
-        // The next one finds this one on the disk.
+        // The next change finds this one on the disk.
         rustix::fs::syncfs(std::fs::File::open(disk.path()).expect("the disk")).expect("synced");
     }
     drop(served);
@@ -256,7 +256,7 @@ fn a_change_that_was_not_durable_is_noticed() {
     }
 }
 
-/// The tests above can fail in their second half, too: what a request leaves while it is under way is looked at.
+/// Checks that the second half of the tests above can fail, too: they check the state while a request is in progress.
 #[test]
 fn a_change_that_is_half_done_is_noticed() {
     let Some(disk) = logged_disk("a_change_that_is_half_done_is_noticed") else { return };
@@ -275,7 +275,7 @@ fn a_change_that_is_half_done_is_noticed() {
     let unlink = Change::Unlink { name: name.clone() };
     let unlinked = ask(&disk, &mut served, middle, &unlink, durable);
     drop(served);
-    // A rename from one name to the other was asked for, and the file was found at neither.
+    // A rename from one name to the other was requested, but the file exists under neither.
     let change = Change::Rename { from: name, to: other, replace: false };
     let files = middle.after(&change, durable).pop().expect("a state");
     let log_bytes = unlinked.last().expect("an answer").log_bytes;
@@ -301,9 +301,9 @@ fn a_flush_that_the_disk_fails_is_never_acknowledged() {
         assert_eq!(client.write(file_id, 0, &[8; 4096]), NtStatus::SUCCESS);
         disk.fail();
         assert_ne!(client.flush(file_id), NtStatus::SUCCESS, "{engine}");
-        // The kernel reports a failed write-back once; what was lost then is lost for every later flush, too.
+        // The kernel reports a failed write-back once. The data stays lost, so every later flush must fail, too.
         assert_ne!(client.flush(file_id), NtStatus::SUCCESS, "{engine}");
-        // The server is still there and answers.
+        // The server is still running and answers.
         let mut other = served.daemon.client(Dialect::SMB2_1);
         assert_eq!(other.log_on(&format!("{VOLUME}-user"), support::PASSWORD), NtStatus::SUCCESS);
         drop(served.place);

@@ -1,4 +1,4 @@
-//! Changes of a volume's files, how the files are after each, and the requests that ask for them.
+//! Changes of a volume's files, the state of the files after each, and the requests that make the changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,30 +16,30 @@ use forebay_smb::wire::{AccessMask, Command as Smb, FileAttributes, ShareAccess,
 use crate::support::Client;
 use crate::support::random::Random;
 
-/// What extents are shared in.
+/// The unit in which extents are shared.
 const BLOCK: u64 = 4096;
 const BLOCKS_MAX: u64 = 6;
-/// What a disk writes whole.
+/// The unit that a disk writes atomically.
 const SECTOR: usize = 512;
 const NAMES: u64 = 6;
-/// Directories of the volume that are there from the start; names are in all of them.
+/// Directories that exist in the volume from the start; all of them contain names.
 pub(crate) const DIRECTORIES: [&str; 2] = ["one", "two"];
 /// 1601 to 1970 in units of 100 ns ([MS-DTYP] 2.3.3).
 const UNIX_EPOCH: u64 = 116_444_736_000_000_000;
 const TICKS_PER_SECOND: u64 = 10_000_000;
 
-/// Bytes of a file, made from one number. Whole blocks, so that they can be cloned.
+/// Contents of a file, derived from one number. Whole blocks, so that they can be cloned.
 fn content(number: u64) -> Vec<u8> {
     let mut random = Random(number);
     let length = (1 + random.below(BLOCKS_MAX)) * BLOCK;
     (0..length).map(|_| random.number() as u8).collect()
 }
 
-/// A file, whichever names it has.
+/// A file, independent of its names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct File {
     content: Vec<u8>,
-    /// Time of the last write in seconds since 1970, where it was set.
+    /// Time of the last write in seconds since 1970, if it was set.
     modified: Option<u64>,
 }
 
@@ -49,7 +49,7 @@ impl File {
     }
 }
 
-/// The volume's files: names, and the files that they name; and the directories that were made.
+/// The volume's files (names, and the files that they refer to) and the directories that were created.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Files {
     names: BTreeMap<String, u64>,
@@ -61,7 +61,7 @@ pub(crate) struct Files {
 /// One change.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
-    /// Made or overwritten, written, flushed where that is asked for, and closed.
+    /// The file is created or overwritten, written, flushed if requested, and closed.
     Write {
         name: String,
         content: u64,
@@ -89,7 +89,7 @@ pub(crate) enum Change {
         name: String,
         seconds: u64,
     },
-    /// Another size, smaller or greater, flushed where that is asked for.
+    /// A different size, smaller or larger; the file is flushed if requested.
     Truncate {
         name: String,
         size: u64,
@@ -103,16 +103,17 @@ pub(crate) enum Change {
     },
 }
 
-/// When a pool promises that a change outlives a loss of power, which is what a workload may have and is judged by.
+/// When a pool guarantees that a change survives a power loss. This determines the changes of a workload and what the test
+/// requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Durable {
-    /// With the answer to each request: a pool that is written through.
+    /// With the answer to each request: a write-through pool.
     AtReply,
     /// With the answers to FLUSH and renames: every pool.
     AtFlush,
 }
 
-/// A name: sometimes in a directory that was made.
+/// A name, sometimes in a directory that was created.
 fn any_name(random: &mut Random, files: &Files) -> String {
     let made = random.below(4) == 0;
     let directory = match any_directory(random, files) {
@@ -122,7 +123,7 @@ fn any_name(random: &mut Random, files: &Files) -> String {
     format!("{directory}\\{}", random.below(NAMES))
 }
 
-/// One of the directories that were made.
+/// One of the directories that were created.
 fn any_directory(random: &mut Random, files: &Files) -> Option<String> {
     let nth = random.below((files.directories.len() as u64).max(1));
     files.directories.iter().nth(nth as usize).cloned()
@@ -150,7 +151,7 @@ impl Change {
                 },
                 _ => {}
             }
-            // All else is done to a file that is there.
+            // All other changes apply to an existing file.
             let nth = number % (files.names.len() as u64).max(1);
             let Some((name, file)) = files.names.iter().nth(nth as usize) else { continue };
             let (name, to) = (name.clone(), any_name(random, files));
@@ -172,7 +173,7 @@ impl Change {
         }
     }
 
-    /// What kind it is, for a count of them.
+    /// The kind of the change, for counting.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Write { flush: true, .. } => "flushed write",
@@ -188,7 +189,7 @@ impl Change {
         }
     }
 
-    /// Names that may look different while the change is under way: those it names, and other links of the same files.
+    /// Names that may differ while the change is in progress: the names in the change, and other links of the same files.
     fn touches(&self, files: &Files) -> Vec<String> {
         let named = match self {
             Self::Write { name, .. }
@@ -205,14 +206,15 @@ impl Change {
         named.iter().map(|name| (*name).clone()).chain(links.map(|(name, _)| name.clone())).collect()
     }
 
-    /// Whether a file may hold `found` while this takes it from `before` to `after`, besides holding what it did or will.
+    /// Whether a file may hold `found` while this change takes it from `before` to `after`, in addition to the contents of
+    /// either state.
     fn may_leave(&self, before: Option<&File>, after: &File, found: &[u8], durable: Durable) -> bool {
         let old = before.map_or(&[][..], |file| &file.content);
         let new = &after.content[..];
         match self {
-            // It is overwritten before it is flushed: its contents are open.
+            // The file is overwritten before it is flushed: its contents are undefined.
             Self::Write { .. } if durable == Durable::AtFlush => true,
-            // It was emptied before it is written: every sector is there or not, and none is anything else.
+            // The file is emptied before it is written: every sector is either there or missing, and none holds anything else.
             Self::Write { .. } => {
                 let sectors = found.chunks(SECTOR).zip(new.chunks(SECTOR));
                 found.len() <= new.len()
@@ -222,7 +224,7 @@ impl Change {
             }
             // Extent by extent.
             Self::Clone { .. } => new.starts_with(found) && (found.len() as u64).is_multiple_of(BLOCK),
-            // What is beyond the lesser of both sizes may be zero before the size is another one.
+            // Data beyond the smaller of both sizes can be zero before the size changes.
             Self::Truncate { .. } => {
                 let kept = old.len().min(new.len());
                 (found.len() == old.len() || found.len() == new.len())
@@ -238,7 +240,7 @@ impl Change {
 }
 
 impl Files {
-    /// The files after each answer of a change that promises something, as [`Change::ask`] tells of them.
+    /// The files after each answer of a change that gives a guarantee, as [`Change::ask`] reports them.
     pub(crate) fn after(&self, change: &Change, durable: Durable) -> Vec<Self> {
         let mut files = self.clone();
         let mut states = Vec::new();
@@ -292,7 +294,7 @@ impl Files {
         self.files.get_mut(&self.names[name]).expect("it has a file")
     }
 
-    /// What a name's file holds from now on; it is made where there is none.
+    /// Sets the contents of the file with this name, which is created if it does not exist.
     fn put(&mut self, name: &str, content: Vec<u8>) {
         let number = *self.names.entry(name.to_owned()).or_insert_with(|| {
             self.made += 1;
@@ -306,12 +308,12 @@ impl Files {
         !self.names.keys().any(|name| parent(name))
     }
 
-    /// What is wrong with `found` where these are the files that were acknowledged.
+    /// Returns an error if `found` differs from these files, which were acknowledged.
     pub(crate) fn compare(&self, found: &Found) -> Result<(), String> {
         self.all_agree(found, |_| true)
     }
 
-    /// As [`Self::compare`], where a request of `change` is under way, after which the files are `after`.
+    /// Like [`Self::compare`], while a request of `change` is in progress that results in the files `after`.
     pub(crate) fn compare_under_way(
         &self,
         found: &Found,
@@ -328,7 +330,7 @@ impl Files {
                     let before = self.names.get(name).map(|number| &self.files[number]);
                     change.may_leave(before, &after.files[number], &entry.content, durable)
                 }
-                // Not made yet; what was there is not lost for it.
+                // Not created yet; a file that existed before must not be lost.
                 (_, None) => !self.names.contains_key(name),
                 (None, Some(_)) => false,
             })
@@ -375,7 +377,7 @@ struct Entry {
     modified: u64,
 }
 
-/// The files and directories that are there.
+/// The files and directories that exist.
 #[derive(Default)]
 pub(crate) struct Found {
     names: BTreeMap<String, Entry>,
@@ -383,7 +385,7 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Those of a volume's directory.
+    /// Reads those of a volume's directory.
     pub(crate) fn read(volume: &Path) -> Self {
         let mut found = Self::default();
         for directory in DIRECTORIES {
@@ -411,7 +413,7 @@ impl Found {
     }
 }
 
-/// Sends a request that has to succeed.
+/// Sends a request that must succeed.
 fn done(client: &mut Client, command: Smb, body: &[u8]) {
     let answer = client.call(command, body);
     assert_eq!(answer.status(), NtStatus::SUCCESS, "{command:?}");
@@ -430,7 +432,7 @@ fn set_open(client: &mut Client, file_id: FileId, class: FileInformationClass, b
     done(client, Smb::SET_INFO, &body);
 }
 
-/// Sets what is durable, in one kind of pool or in both, when it is answered.
+/// Sets information that is durable, in one or both kinds of pool, when the request is answered.
 fn set(
     client: &mut Client,
     name: &str,
@@ -444,7 +446,7 @@ fn set(
     assert_eq!(client.close(file_id), NtStatus::SUCCESS);
 }
 
-/// A file or directory goes when its handle is closed.
+/// Removes a file or directory, which happens when its handle is closed.
 fn remove(client: &mut Client, name: &str, answered: &mut dyn FnMut()) {
     let file_id = client.open(name, CreateDisposition::OPEN).expect("it is there");
     set_open(client, file_id, FileInformationClass::FILE_DISPOSITION_INFORMATION, &[1]);
@@ -472,7 +474,7 @@ fn make_directory(client: &mut Client, name: &str) -> FileId {
     create::Response::parse(&answer.message).expect("an answer").file_id
 }
 
-/// [MS-FSCC] 2.4.42.2 and 2.4.28.2, which are alike.
+/// [MS-FSCC] 2.4.42.2 and 2.4.28.2, which have the same layout.
 fn name_information(to: &str, replace: bool) -> Vec<u8> {
     let to: Vec<u8> = to.encode_utf16().flat_map(u16::to_le_bytes).collect();
     let mut buffer = vec![0; 16];
@@ -506,7 +508,7 @@ fn clone(client: &mut Client, source: FileId, target: FileId, length: u64) {
 }
 
 impl Change {
-    /// Asks for it. Tells when each request was answered that promises something: once for each of [`Files::after`].
+    /// Requests the change. Calls `answered` after each answer that gives a guarantee: once for each of [`Files::after`].
     pub(crate) fn ask(
         &self,
         client: &mut Client,
@@ -543,7 +545,7 @@ impl Change {
                 assert_eq!(client.close(source), NtStatus::SUCCESS);
             }
             Self::SetTime { name, seconds } => {
-                // [MS-FSCC] 2.4.7: of the times only that of the last write; 0 leaves the others.
+                // [MS-FSCC] 2.4.7: only the time of the last write; 0 leaves the others unchanged.
                 let mut buffer = vec![0; 40];
                 let ticks = seconds * TICKS_PER_SECOND + UNIX_EPOCH;
                 buffer[16..24].copy_from_slice(&ticks.to_le_bytes());
@@ -565,7 +567,7 @@ impl Change {
     }
 }
 
-/// The end of a change of contents that was just answered: the FLUSH, where there is one, and the CLOSE.
+/// Completes a change of contents that was just answered: the FLUSH, if requested, and the CLOSE.
 fn settled(client: &mut Client, file_id: FileId, flush: bool, durable: Durable, answered: &mut dyn FnMut()) {
     if durable == Durable::AtReply {
         answered();

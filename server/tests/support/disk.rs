@@ -1,7 +1,7 @@
-//! A disk made by qemu-storage-daemon: an XFS on a loop device, over a file that the daemon exports by FUSE.
+//! A disk of qemu-storage-daemon: an XFS on a loop device, on a file that the daemon exports by FUSE.
 //!
-//! The loop device turns the file system's flushes into fsync(2) on the export, so QEMU's block drivers get what a real disk
-//! would, in order.
+//! The loop device turns the file system's flushes into fsync(2) on the export, so QEMU's block drivers receive what a real
+//! disk would, in order.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use tempfile::TempDir;
 
 use super::until;
 
-/// A folder in memory, where there is one: the thousands of flushes of a run would keep a real disk busy for minutes.
+/// A folder in memory, if possible: the thousands of flushes of a run would keep a real disk busy for minutes.
 pub fn scratch() -> TempDir {
     TempDir::new_in("/dev/shm").or_else(|_| TempDir::new()).expect("a directory")
 }
 
-/// Runs a program; what it prints.
+/// Runs a program and returns its output.
 pub fn run(command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     if !output.status.success() {
@@ -33,11 +33,11 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// A new, empty one of so many bytes. `options` adds to the command line of the daemon; its node `disk` is the file
-    /// [`Disk::image`] in the folder that it is given; the node `top` is exported.
+    /// Creates a new, empty disk of this size. `options` returns additional arguments of the daemon. Its node `disk` is the
+    /// file [`Disk::image`] in the folder that it gets; the node `top` is exported.
     ///
     /// # Errors
-    /// The reason why there can be none here: it needs root, loop devices, FUSE, xfsprogs and qemu-storage-daemon.
+    /// The reason why this machine cannot have one: it needs root, loop devices, FUSE, xfsprogs and qemu-storage-daemon.
     pub fn new(bytes: u64, options: impl FnOnce(&Path) -> Vec<String>) -> Result<Self, String> {
         let scratch = scratch();
         let at = |name: &str| scratch.path().join(name);
@@ -67,8 +67,8 @@ impl Disk {
         if let Some(status) = ended {
             return Err(format!("qemu-storage-daemon ended with {status}"));
         }
-        // Through the page cache, from which one request after the other comes. The export of QEMU 7.2 has one buffer for all requests:
-        // while a WRITE waits in a driver or for its file, another request overwrites what it is to write.
+        // Through the page cache, which sends one request after the other. The export of QEMU 7.2 has one buffer for all
+        // requests: while a WRITE waits in a driver or for its file, another request overwrites its data.
         disk.device =
             run(Command::new("losetup").args(["--direct-io=off", "--find", "--show"]).arg(&export))?;
         run(Command::new("mkfs.xfs").args(["-q", "-K", "-m", "reflink=1"]).arg(&disk.device))?;
@@ -76,22 +76,22 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> PathBuf {
         self.scratch.path().join("mounted")
     }
 
-    /// A file beside it.
+    /// A file next to the mount point.
     pub fn beside(&self, name: &str) -> PathBuf {
         self.scratch.path().join(name)
     }
 
-    /// What it has on stable storage.
+    /// The disk's data on stable storage.
     pub fn image(&self) -> PathBuf {
         self.beside("disk")
     }
 
-    /// The device fails from now on: every read and write on it ends with EIO.
+    /// Makes the device fail from now on: every read and write on it returns EIO.
     pub fn fail(&mut self) {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
@@ -109,12 +109,12 @@ impl Drop for Disk {
     }
 }
 
-/// A copy to be mounted.
+/// Copies an image, to be mounted.
 pub fn copy(from: &Path, to: &Path) {
     run(Command::new("cp").args(["--sparse=always", "--reflink=auto"]).arg(from).arg(to)).expect("a copy");
 }
 
-/// An image of a disk after a power cut, mounted: the file system replays its log. The image is removed with it.
+/// A mounted image of a disk after a power cut: the file system replays its log. The image is removed when this is dropped.
 pub struct Mounted<'a> {
     at: &'a Path,
     image: PathBuf,

@@ -1,4 +1,4 @@
-//! A server in the process of a test, on engines of the test's choice.
+//! A server in a test's process, on engines of the test's choice.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -22,9 +22,9 @@ use rustix::io::Errno;
 
 use super::{Client, DEADLINE, PASSWORD};
 
-/// What a server is made of.
+/// The parts of a server.
 pub struct Setup<'a> {
-    /// Folder of the volumes, which are made.
+    /// The folder of the volumes, which are created.
     pub root: &'a Path,
     /// Ids of volumes; the user of volume `v` is `v-user`.
     pub volumes: &'a [String],
@@ -34,7 +34,7 @@ pub struct Setup<'a> {
     pub stall_time_max: Duration,
 }
 
-/// A server that runs.
+/// A running server.
 pub struct InProcess {
     pub server: Arc<Server>,
     pub memory: Arc<Memory>,
@@ -46,8 +46,8 @@ pub struct InProcess {
 }
 
 impl Setup<'_> {
-    /// Starts a server. `run` makes the engine of an event loop, and runs the loop; it gets what wakes the engine, what all loops
-    /// share, and the number of the loop.
+    /// Starts a server. `run` creates the engine of an event loop and runs the loop. It gets the engine's waker, the state that
+    /// all loops share, and the number of the loop.
     pub fn start<R>(&self, run: R) -> InProcess
     where
         R: Fn(Waker, Shared, usize) -> Result<(), Errno> + Clone + Send + 'static,
@@ -142,7 +142,7 @@ impl InProcess {
 
     pub fn end(self) {
         self.ended.store(true, Ordering::Relaxed);
-        // For the thread that accepts to see it.
+        // Wakes the thread that accepts.
         drop(TcpStream::connect(self.address));
         self.loops.drain(Instant::now() + DEADLINE);
         for thread in self.threads {

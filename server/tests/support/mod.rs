@@ -1,4 +1,4 @@
-//! A real daemon in a directory of its own, and a small SMB client over TCP.
+//! A real daemon in its own directory, and a small SMB client over TCP.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -41,7 +41,7 @@ use tonic::transport::Channel;
 pub const DEADLINE: Duration = Duration::from_secs(60);
 pub const PASSWORD: &str = "correct horse battery";
 
-/// Waits until `what` is there.
+/// Waits until `look` returns a value.
 pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
@@ -54,7 +54,7 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// The engines to try: both, unless io_uring may be missing.
+/// The engines to test: both, unless io_uring is allowed to be missing.
 pub fn engines() -> Vec<&'static str> {
     let mut engines = vec!["readiness"];
     match forebay_server::io::uring::probe() {
@@ -109,7 +109,7 @@ impl Place {
         command
     }
 
-    /// Runs a server that does not start: its exit code and what it says.
+    /// Runs a server that fails to start. Returns its exit code and its output.
     pub fn fails(&self) -> (i32, String) {
         let output = self.command().output().unwrap();
         (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
@@ -144,7 +144,7 @@ impl Place {
         self.scratch.path().join("log")
     }
 
-    /// What the server that runs here answers at /metrics.
+    /// The running server's answer at /metrics.
     pub fn metrics(&self) -> String {
         let serving = |line: &str| {
             let line: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -264,8 +264,8 @@ pub struct Client {
     keys: Option<Keys>,
 }
 
-/// What comes next on `stream`, left where it is. A process that is stopped and continued (as a machine that is frozen for
-/// a moment has all of its processes be) finds calls with a time limit interrupted; `peek` does not try again by itself.
+/// Reads the next bytes on `stream` without consuming them. If a process is stopped and continued, as happens to all processes
+/// of a machine that is frozen for a moment, its calls with a time limit are interrupted; `peek` does not retry automatically.
 pub fn peek(stream: &TcpStream, buffer: &mut [u8]) -> std::io::Result<usize> {
     loop {
         match stream.peek(buffer) {
@@ -293,7 +293,7 @@ impl Client {
         client
     }
 
-    /// Sends a request without waiting; its message id.
+    /// Sends a request without waiting. Returns its message id.
     pub fn send(&mut self, command: Smb, charge: u16, body: &[u8]) -> u64 {
         self.try_send(command, charge, body).unwrap()
     }
@@ -329,7 +329,7 @@ impl Client {
         self.stream.write_all(&frame)
     }
 
-    /// The next frame; `None` where the server has ended the connection.
+    /// The next frame, or `None` if the server has ended the connection.
     pub fn frame(&mut self) -> Option<Vec<u8>> {
         let mut prefix = [0; 4];
         match self.stream.read_exact(&mut prefix) {
@@ -352,7 +352,7 @@ impl Client {
         Some(frame)
     }
 
-    /// The next answer that is final.
+    /// The next final answer.
     pub fn answer(&mut self) -> Answer {
         loop {
             let message = self.frame().expect("an answer");
@@ -364,7 +364,7 @@ impl Client {
         }
     }
 
-    /// As [`Self::call`]; `None` where the server has ended the connection.
+    /// Like [`Self::call`], or `None` if the server has ended the connection.
     pub fn try_call(&mut self, command: Smb, charge: u16, body: &[u8]) -> Option<Answer> {
         self.try_send(command, charge, body).ok()?;
         loop {
@@ -457,7 +457,7 @@ impl Client {
         }
     }
 
-    /// Opens it as it was in the snapshot of this time ([MS-SMB2] 2.2.13.2.7).
+    /// Opens the file as it was in the snapshot of this time ([MS-SMB2] 2.2.13.2.7).
     pub fn open_of(&mut self, time: u64, name: &str, access: AccessMask) -> Result<FileId, NtStatus> {
         let mut body = Vec::new();
         create::Request {
@@ -520,14 +520,14 @@ impl Client {
         self.send(Smb::SET_INFO, 1, &body)
     }
 
-    /// The frame of a WRITE up to its data, in the clear; the data are to follow.
+    /// The frame of a WRITE up to its data, in clear. The caller sends the data.
     pub fn write_frame(&mut self, file_id: FileId, offset: u64, length: u32) -> Vec<u8> {
         let message =
             self.message(Smb::WRITE, length.div_ceil(65536) as u16, &write_body(file_id, offset, length));
         framed(message, length)
     }
 
-    /// The frame of a compound of CREATE and a WRITE to what that opens, up to the data; they are to follow.
+    /// The frame of a compound of CREATE and a WRITE to the opened file, up to the data. The caller sends the data.
     pub fn create_and_write_frame(&mut self, name: &str, length: u32) -> Vec<u8> {
         let mut message = self.message(
             Smb::CREATE,
@@ -567,7 +567,7 @@ impl Client {
         self.try_send_write(file_id, offset, data).unwrap()
     }
 
-    /// Fails where the server has ended the connection.
+    /// Fails if the server has ended the connection.
     pub fn try_send_write(&mut self, file_id: FileId, offset: u64, data: &[u8]) -> std::io::Result<u64> {
         let mut body = write_body(file_id, offset, data.len() as u32);
         body.extend_from_slice(data);
@@ -605,7 +605,7 @@ impl Client {
         self.call(Smb::QUERY_INFO, &body).status()
     }
 
-    /// Asks for as many names of a directory as fit in `length` bytes.
+    /// Requests as many names of a directory as fit in `length` bytes.
     pub fn send_list(&mut self, directory: FileId, flags: query_directory::Flags, length: u32) -> u64 {
         let mut body = Vec::new();
         query_directory::Request {
@@ -620,7 +620,7 @@ impl Client {
         self.send(Smb::QUERY_DIRECTORY, length.div_ceil(65536) as u16, &body)
     }
 
-    /// As [`Self::send_list`]; the names, `None` after the last.
+    /// Like [`Self::send_list`]. Returns the names, or `None` after the last.
     pub fn list(
         &mut self,
         directory: FileId,
@@ -639,13 +639,13 @@ impl Client {
         }
     }
 
-    /// Has the server grant all the credits that a connection may hold; how many.
+    /// Has the server grant the maximum number of credits of a connection. Returns that number.
     pub fn rich(&mut self) -> u64 {
         while self.call(Smb::ECHO, &[4, 0, 0, 0]).header.credits > 1 {}
         CREDITS_MAX.into()
     }
 
-    /// Removes the file with its close ([MS-FSCC] 2.4.11).
+    /// Closes the file and so removes it ([MS-FSCC] 2.4.11).
     pub fn remove(&mut self, file_id: FileId) -> NtStatus {
         let mut body = Vec::new();
         set_info::Request {
@@ -736,7 +736,7 @@ fn names(output: &[u8]) -> Vec<String> {
     }
 }
 
-/// What a READ's answer carries.
+/// The payload of a READ's answer.
 pub fn data(answer: &Answer) -> Result<Vec<u8>, NtStatus> {
     match answer.status() {
         NtStatus::SUCCESS => {

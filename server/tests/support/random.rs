@@ -1,4 +1,4 @@
-//! Seeded numbers, so that a run can be repeated.
+//! Seeded numbers, so that a run is reproducible.
 
 /// SplitMix64.
 pub struct Random(pub u64);

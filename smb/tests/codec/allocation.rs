@@ -1,4 +1,4 @@
-//! Counts what the current thread allocates.
+//! Counts the allocations of the current thread.
 
 #![allow(unsafe_code, reason = "a global allocator is unsafe to implement")]
 
@@ -43,7 +43,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// The most bytes that `work` held at once, beyond what was there before.
+/// The maximum number of bytes that `work` held at one time, in addition to those allocated before.
 pub(crate) fn peak_of(work: impl FnOnce()) -> usize {
     LIVE.set(0);
     PEAK.set(0);

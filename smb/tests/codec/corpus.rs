@@ -1,4 +1,4 @@
-//! The seeds of the fuzz targets: every sample is a file, and no file is left of a sample that is gone.
+//! The seeds of the fuzz targets: every sample is a file, and no file remains of a removed sample.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -7,10 +7,10 @@ use std::{env, fs};
 use crate::hostile::TARGETS;
 use crate::samples;
 
-/// Names of seeds that the samples make begin so; what a fuzzer found keeps its own name.
+/// The prefix of seeds that the samples generate. Findings of a fuzzer keep their own names.
 const PREFIX: &str = "sample-";
 
-/// Where the corpora lie.
+/// The directory of the corpora.
 pub(crate) fn directory() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus")
 }
@@ -18,7 +18,7 @@ pub(crate) fn directory() -> PathBuf {
 /// Every seed: target, file name, bytes.
 pub(crate) fn seeds() -> Vec<(String, String, Vec<u8>)> {
     let mut seeds = Vec::new();
-    // Other rooms' targets have corpora beside these.
+    // Targets of other crates have corpora beside these.
     for (name, _) in TARGETS {
         for seed in fs::read_dir(directory().join(name)).expect("a directory for each target") {
             let seed = seed.expect("a readable directory").path();

@@ -1,4 +1,4 @@
-//! What peers may send: the corpora cut off everywhere and mutated at random.
+//! Untrusted input: the corpora, truncated at every position and mutated at random.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -8,10 +8,10 @@ use crate::allocation::peak_of;
 use crate::corpus::seeds;
 use crate::targets;
 
-/// Bytes held for each byte of input, at most: the smallest element of a list (twelve bytes) becomes a value of some 170,
-/// in a vector that doubles, and the targets hold it twice to compare.
+/// Maximum number of bytes held for each byte of input: the smallest element of a list (twelve bytes) becomes a value of about
+/// 170, in a vector that doubles, and the targets hold it twice to compare.
 const HELD_PER_BYTE: usize = 64;
-/// Bytes held whatever the input: the first growth of vectors, and a message's fixed part written again.
+/// Bytes held regardless of the input: the first growth of vectors, and the fixed part of a re-encoded message.
 const HELD_ALWAYS: usize = 8 * 1024;
 
 pub(crate) type Target = fn(&[u8]);
@@ -64,7 +64,7 @@ fn messages_cut_off_anywhere_are_refused_or_read_without_panic() {
 
 #[test]
 fn mutated_messages_never_panic_nor_over_allocate() {
-    // A fixed seed: what fails here fails again.
+    // A fixed seed, so that failures are reproducible.
     let mut rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut random = |below: usize| {
         use proptest::prelude::Rng;
@@ -81,7 +81,7 @@ fn mutated_messages_never_panic_nor_over_allocate() {
     }
 }
 
-/// Numbers on which lengths and offsets break.
+/// Boundary values of lengths and offsets.
 const EDGES: [u32; 10] = [0, 1, 2, 7, 8, 0x7fff, 0x8000, 0xffff, 0x7fff_ffff, 0xffff_ffff];
 
 fn mutate(input: &mut Vec<u8>, random: &mut impl FnMut(usize) -> usize) {

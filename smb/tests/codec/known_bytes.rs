@@ -1,5 +1,5 @@
-//! Bytes of another implementation (the Python package smbprotocol 1.17), so that the codec cannot be wrong in both
-//! directions at once. Their values are distinct in every field.
+//! Bytes from another implementation (the Python package smbprotocol 1.17), so that symmetric errors of the codec do not go
+//! unnoticed. Every field has a distinct value.
 
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -17,7 +17,7 @@ use forebay_smb::wire::{
 };
 
 const ID: [u8; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16];
-/// What smbprotocol makes of `ID` taken as a GUID in wire order.
+/// What smbprotocol makes of `ID`, taken as a GUID in wire order.
 const GUID: [u8; 16] = [4, 3, 2, 1, 6, 5, 8, 7, 9, 10, 11, 12, 13, 14, 15, 16];
 const REVERSED: [u8; 16] = [16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1];
 const FILE: FileId = FileId { persistent: 0x0807_0605_0403_0201, volatile: 0x100f_0e0d_0c0b_0a09 };
@@ -35,7 +35,7 @@ fn behind_header(body: &[u8]) -> Vec<u8> {
     [&[0; HEADER_LEN], body].concat()
 }
 
-/// The foreign body of a message, read, is the value.
+/// Parsing the foreign body of a message yields the value.
 macro_rules! reads {
     ($name:ident, $parse:path, $hex:expr, $value:expr $(,)?) => {
         #[test]
@@ -45,7 +45,7 @@ macro_rules! reads {
     };
 }
 
-/// And the value, written, is that body.
+/// And encoding the value yields that body.
 macro_rules! message {
     ($name:ident, $parse:path, $hex:expr, $value:expr $(,)?) => {
         #[test]
@@ -59,7 +59,7 @@ macro_rules! message {
     };
 }
 
-/// The same for what stands alone.
+/// The same for standalone structures.
 macro_rules! structure {
     ($name:ident, $parse:path, $hex:expr, $value:expr $(,)?) => {
         #[test]
@@ -380,7 +380,7 @@ reads!(
     },
 );
 
-/// The payloads of the two messages before.
+/// The payloads of the two previous messages.
 #[test]
 fn payloads() {
     let response = behind_header(&bytes("110050000700000000000000000000007061796c6f6164"));
@@ -519,7 +519,7 @@ message!(
     },
 );
 
-/// smbprotocol counts one error context, and puts the print name before the substitute name.
+/// smbprotocol sends one error context and puts the print name before the substitute name.
 #[test]
 fn error_of_a_symbolic_link() {
     let message = behind_header(&bytes(concat!(
@@ -704,7 +704,7 @@ structure!(
     },
 );
 
-/// Its parts come in another order than ours.
+/// Its parts are in a different order than ours.
 #[test]
 fn security_descriptor() {
     let user = security::Sid { identifier_authority: 22, sub_authorities: vec![1, 1000] };

@@ -1,4 +1,4 @@
-//! Every message and structure, of any content, is read as it was written.
+//! Every message and structure, with arbitrary content, decodes to what was encoded.
 
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -22,7 +22,7 @@ use forebay_smb::wire::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Writes `$value` behind a header and reads it again; cut off anywhere it is refused, padding aside.
+/// Encodes `$value` behind a header and decodes it again. Any truncation is refused, except of padding.
 macro_rules! assert_message {
     ($message:ty, $value:expr) => {{
         let value = $value;
@@ -39,7 +39,7 @@ macro_rules! assert_message {
     }};
 }
 
-/// Writes `$value` and reads it again.
+/// Encodes `$value` and decodes it again.
 macro_rules! assert_structure {
     ($structure:ty, $value:expr) => {{
         let value = $value;
@@ -50,7 +50,7 @@ macro_rules! assert_structure {
     }};
 }
 
-/// Writes `$values` and reads them again.
+/// Encodes `$values` and decodes them again.
 macro_rules! assert_list {
     ($structure:ty, $values:expr) => {{
         let values = $values;
@@ -97,7 +97,7 @@ fn header() -> impl Strategy<Value = Header> {
     prop_oneof![sync, asynchronous].prop_flat_map(header_of)
 }
 
-/// One negotiate context of each kind, over the given content.
+/// One negotiate context of each kind, with the given content.
 fn negotiate_contexts<'a>(algorithms: &[u16], flags: u32, data: &'a [u8]) -> Vec<NegotiateContext<'a>> {
     vec![
         NegotiateContext::PreauthIntegrity {
@@ -484,7 +484,7 @@ proptest! {
 
     #[test]
     fn structures_of_fixed_size(bytes in vec(any::<u8>(), 128)) {
-        /// Reads, writes and reads again; what is written is as long as it says.
+        /// Decodes, encodes and decodes again. The encoded length is `LEN`.
         macro_rules! fixed {
             ($($structure:ty),+ $(,)?) => {$(
                 let value = <$structure>::parse(&bytes).expect("any bytes are one of these");
@@ -579,7 +579,7 @@ proptest! {
         let len = bytes.len();
         let again = notify::FileNotifyInformation::parse_list(&bytes);
         prop_assert_eq!(again.as_ref(), Ok(&changes));
-        // Room for just this much, and for one byte less.
+        // Room for exactly this much, and for one byte less.
         prop_assert!(notify::FileNotifyInformation::encode_list(&changes, &mut Vec::new(), len));
         if len > 0 {
             let mut out = vec![1];
@@ -693,7 +693,7 @@ proptest! {
                 })
             })
             .collect();
-        // Whatever stands before does not matter.
+        // The bytes before it do not matter.
         let mut out = vec![0xee; 13];
         let mut encoder = DirEncoder::new(class, &mut out, limit).expect("a class of directory entries");
         let fitting: Vec<_> = entries.iter().take_while(|entry| encoder.push(entry)).cloned().collect();
@@ -731,7 +731,7 @@ proptest! {
     }
 }
 
-/// `entry` with the fields that `class` does not have at their defaults.
+/// `entry`, with default values in the fields that `class` does not have.
 fn expected_of(class: FileInformationClass, entry: DirEntry<'_>) -> DirEntry<'_> {
     let name_only =
         DirEntry { file_index: entry.file_index, name: entry.name.clone(), ..DirEntry::default() };
@@ -764,7 +764,7 @@ fn expected_of(class: FileInformationClass, entry: DirEntry<'_>) -> DirEntry<'_>
     }
 }
 
-/// The messages that have no content.
+/// Messages without content.
 #[test]
 fn empty_messages() {
     macro_rules! empty {

@@ -510,7 +510,7 @@ fn lease_acknowledgment() -> oplock_break::Request {
 }
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
-    // What stat() is to the Linux client.
+    // The Linux client's stat().
     let mut stat = Vec::new();
     let parts: [(Command, Vec<u8>); 3] = [
         (Command::CREATE, encoded(|out| create_request(vec![]).encode(out))),
@@ -997,7 +997,7 @@ enum Side {
     Server,
 }
 
-/// Logons that succeed, seen from one side.
+/// Successful logons, seen from one side.
 fn exchanges(side: Side) -> Vec<(&'static str, Vec<u8>)> {
     [("bare", false), ("spnego", true)]
         .into_iter()

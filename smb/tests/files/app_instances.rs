@@ -1,4 +1,4 @@
-//! Applications that move from one client to another with the files that they have open.
+//! Applications that move with their open files from one client to another.
 
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;

@@ -1,4 +1,4 @@
-//! What one client may keep in the server's memory, so that there is room for others.
+//! Limits on the server memory that one client can occupy, so that others have room.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use crate::support::{Bytes, Client, volume};
 const KEY: [u8; 16] = [7; 16];
 const RELATED: FileId = FileId { persistent: u64::MAX, volatile: u64::MAX };
 
-/// A frame that counts for as long as it is in memory.
+/// A frame that is counted while it is in memory.
 struct Counted {
     bytes: Vec<u8>,
     live: Arc<AtomicU64>,
@@ -71,14 +71,14 @@ fn create_and_write(client: &mut Client, name: &str, length: u32) -> Vec<u8> {
     let mut body = write_body(RELATED, 0, &[0; 8]);
     body[4..8].copy_from_slice(&length.to_le_bytes());
     let write = client.message(header, &body[..48]);
-    // Zeros from the allocator: nothing of them is touched.
+    // Zeros from the allocator: their pages are never touched.
     let mut whole = vec![0; frame.len() + write.len() + length as usize];
     whole[..frame.len()].copy_from_slice(&frame);
     whole[frame.len()..][..write.len()].copy_from_slice(&write);
     whole
 }
 
-/// Gives a frame to the server as a transport does: none while the client keeps too much. Whether it was taken.
+/// Hands a frame to the server as a transport does: not while the client occupies too much. Returns whether the server took it.
 fn receive(client: &mut Client, frame: impl FnOnce(&mut Client) -> Vec<u8>, live: &Arc<AtomicU64>) -> bool {
     if client.connection.pinned_bytes() > PINNED_BYTES_PER_CONNECTION_MAX {
         return false;
@@ -137,7 +137,7 @@ fn writes_behind_a_create_that_waits_stay_within_the_limit_of_a_connection() {
         assert!(hostile.connection.pinned_bytes() >= live.load(Ordering::Relaxed), "all of it is counted");
     }
     assert!(waiting > 0 && refused > 0, "{waiting} wait, {refused} were refused");
-    // Others are served, and small requests of its own may wait.
+    // Others are served, and small requests of the hostile client can wait.
     let theirs = plain(&mut other, "other");
     assert_eq!(write(&mut other, theirs, 0, b"data"), Ok(4));
     lock(&mut other, theirs, &[(0, 1, EXCLUSIVE)]).unwrap();
@@ -205,7 +205,7 @@ fn answers_that_are_being_made_count() {
     let listed = directory("d").access(AccessMask::FILE_LIST_DIRECTORY).id(&mut hostile);
     rich(&mut hostile);
     let mut taken = 0;
-    // The backend is slow: nothing is answered meanwhile.
+    // The backend is slow: the server answers nothing in the meantime.
     while taken < 63 && hostile.connection.pinned_bytes() <= PINNED_BYTES_PER_CONNECTION_MAX {
         let frame = listing(&mut hostile, listed);
         hostile.connection.handle(hostile.now, Arc::new(Bytes(frame)), None).unwrap();

@@ -1,4 +1,4 @@
-//! Oplocks and leases: what clients may cache, and how that is broken.
+//! Oplocks and leases: what clients may cache, and how the server breaks it.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ const RW: LeaseState = R.union(W);
 const RWH: LeaseState = RW.union(H);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What a CREATE was answered with.
+/// The answer to a CREATE.
 #[derive(Debug)]
 pub struct Granted {
     pub id: FileId,
@@ -84,21 +84,21 @@ fn oplock(client: &mut Client, name: &str, level: OplockLevel) -> Granted {
     send(client, &body(&file(name), level)).unwrap()
 }
 
-/// Opens with a lease; its state.
+/// Opens with a lease. Returns the open and the lease's state.
 fn leased(client: &mut Client, name: &str, key: u8, state: LeaseState) -> (FileId, LeaseState) {
     let granted = send(client, &lease(file(name), key, state)).unwrap();
     assert_eq!(granted.level, OplockLevel::LEASE);
     (granted.id, granted.lease.unwrap().lease_state)
 }
 
-/// A request that has to wait and says so; its AsyncId.
+/// Sends a request that has to wait and gets an interim response. Returns its AsyncId.
 pub fn waits(client: &mut Client, command: Command, body: &[u8]) -> u64 {
     let answer = client.call(command, body).unwrap();
     assert_eq!(answer.status(), NtStatus::PENDING);
     answer.header.async_id().expect("an interim response")
 }
 
-/// The answer to a request that has waited.
+/// The answer to a request that waited.
 pub fn waited(client: &mut Client) -> Answer {
     let answer = client.answers.pop_front().expect("an answer");
     let asynchronous = answer.header.flags.contains(HeaderFlags::ASYNC_COMMAND);
@@ -116,7 +116,7 @@ pub fn broken(client: &mut Client) -> Notification {
     Notification::parse(&answer.message).unwrap()
 }
 
-/// A lease's break: from, to, and whether it is to be acknowledged.
+/// A lease break: from, to, and whether it requires an acknowledgment.
 fn lease_broken(client: &mut Client) -> (LeaseState, LeaseState, bool) {
     let Notification::Lease(notification) = broken(client) else { panic!("an oplock's") };
     let LeaseBreakNotification { current_lease_state, new_lease_state, flags, .. } = notification;
@@ -242,7 +242,7 @@ fn who_opens_waits_until_a_batch_oplock_is_given_up_and_sees_what_was_written_be
     let answer = granted(&waited(&mut b)).unwrap();
     assert_eq!((answer.level, answer.end_of_file), (OplockLevel::II, 4));
     assert!(a.answers.is_empty());
-    // Level II goes without an acknowledgment: its holder is notified, the writer too.
+    // A break of level II needs no acknowledgment: the server notifies its holder and also the writer.
     write(&mut b, answer.id, 0, b"x").unwrap();
     lab.deliver(&mut [&mut a, &mut b]);
     assert_eq!(oplock_broken(&mut a).oplock_level, OplockLevel::NONE);
@@ -336,7 +336,7 @@ fn a_file_with_locks_is_not_read_from_a_cache() {
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let plain = oplock(&mut a, "f", OplockLevel::NONE);
     write(&mut a, plain.id, 0, b"content").unwrap();
-    // What lies beyond its end is not read from a cache either way.
+    // A range beyond the end of the file is never read from a cache.
     lock(&mut a, plain.id, &[(7, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
     let (leased_file, state) = leased(&mut b, "f", 1, RWH);
     assert_eq!(state, RH);
@@ -503,7 +503,7 @@ fn a_step_of_the_wall_clock_ends_no_wait() {
     leased(&mut a, "f", 1, RWH);
     waits(&mut b, Command::CREATE, &body(&file("f"), OplockLevel::NONE));
     lab.server.tick(start());
-    // An administrator sets the clock: by an hour to the future, then by as much to the past.
+    // An administrator sets the clock: an hour ahead, then an hour back.
     for wall in [FileTime(NOW + 36_000_000_000), FileTime(NOW - 36_000_000_000)] {
         for client in [&mut a, &mut b, &mut c] {
             client.now = Now { instant: start() + SECOND, wall };

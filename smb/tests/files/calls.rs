@@ -1,4 +1,4 @@
-//! Requests about files, each in one call.
+//! Requests about files, each as one call.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub const ALL: AccessMask = AccessMask::FILE_ALL_ACCESS;
 pub const NEWEST: Dialect = Dialect::SMB3_1_1;
 pub const SHARE_ALL: ShareAccess = ShareAccess(7);
 
-/// A server of one volume in memory, and clients of it.
+/// A server with one volume in memory, and its clients.
 pub struct Lab {
     pub memory: Memory,
     pub server: Arc<Server>,
@@ -45,7 +45,7 @@ impl Lab {
         Self::of(config(), change)
     }
 
-    /// Of a server that grants oplocks and leases; its volume has a second user.
+    /// A server that grants oplocks and leases. Its volume has a second user.
     pub fn caching() -> Self {
         Self::caching_with(Encryption::Offered)
     }
@@ -68,7 +68,7 @@ impl Lab {
         Self { memory: Memory::default(), server, encryption, clients: 0 }
     }
 
-    /// A client with a ClientGuid of its own.
+    /// A client with its own ClientGuid.
     pub fn client_of(&mut self, guid: u8) -> Client {
         self.client_with(guid, Capabilities::empty())
     }
@@ -123,7 +123,7 @@ impl Lab {
         Client::mount(&self.server, self.clients, dialect, self.memory.backend())
     }
 
-    /// A client that has lost its connections and comes back, naming session `previous` or 0.
+    /// A client that lost its connections and reconnects, naming session `previous` or 0.
     pub fn back(&mut self, user: &str, password: &str, previous: u64) -> Client {
         self.clients += 1;
         let mut client = Client::new(&self.server, self.clients, NEWEST);
@@ -134,13 +134,13 @@ impl Lab {
         client
     }
 
-    /// A further channel of the session of `first`.
+    /// Another channel of the session of `first`.
     pub fn channel(&mut self, first: &Client) -> Client {
         self.clients += 1;
         Client::channel(first, self.clients, self.memory.backend())
     }
 
-    /// Hands over what connections have for each other. Clients are numbered from 1 in the order they were made.
+    /// Delivers what connections have for each other. Clients are numbered from 1 in the order of their creation.
     pub fn deliver(&self, clients: &mut [&mut Client]) {
         loop {
             let mail = self.server.take_mail();
@@ -161,7 +161,7 @@ fn deliver(client: &mut Client, now: Now, mail: Mail) {
     client.run().unwrap();
 }
 
-/// How to open.
+/// Parameters of an open.
 #[derive(Clone)]
 pub struct Open<'a> {
     pub name: &'a str,
@@ -174,7 +174,7 @@ pub struct Open<'a> {
     pub contexts: Vec<RequestContext<'a>>,
 }
 
-/// A file with everything allowed, made where there is none.
+/// A file with full access, created if it does not exist.
 pub fn file(name: &str) -> Open<'_> {
     Open {
         name,
@@ -188,7 +188,7 @@ pub fn file(name: &str) -> Open<'_> {
     }
 }
 
-/// As [`file`], a directory.
+/// Like [`file`], but a directory.
 pub fn directory(name: &str) -> Open<'_> {
     Open { options: CreateOptions::DIRECTORY_FILE, ..file(name) }
 }
@@ -270,7 +270,7 @@ impl<'a> Open<'a> {
         self.send(client).unwrap().id
     }
 
-    /// Opens and closes it.
+    /// Opens and closes the file.
     pub fn touch(&self, client: &mut Client) {
         let id = self.id(client);
         close(client, id).unwrap();
@@ -405,7 +405,7 @@ pub fn lock(client: &mut Client, file_id: FileId, locks: &[(u64, u64, LockFlags)
     success(&answer)
 }
 
-/// A LOCK that has to wait; its AsyncId.
+/// Sends a LOCK that has to wait. Returns its AsyncId.
 pub fn lock_waits(client: &mut Client, file_id: FileId, range: (u64, u64, LockFlags)) -> u64 {
     let answer = client.call(Command::LOCK, &lock_body(file_id, &[range])).unwrap();
     assert_eq!(answer.status(), NtStatus::PENDING);
@@ -416,7 +416,7 @@ pub fn lock_waits(client: &mut Client, file_id: FileId, range: (u64, u64, LockFl
     }
 }
 
-/// One answer: the status, and the entries' names.
+/// Sends one query. Returns the status and the names of the entries.
 pub fn list(
     client: &mut Client,
     file_id: FileId,
@@ -429,7 +429,7 @@ pub fn list(
     Ok(entries.into_iter().map(|e| e.name.into_owned()).collect())
 }
 
-/// As [`list`], the entries of a class.
+/// Like [`list`], for entries of a class.
 pub fn list_class(
     client: &mut Client,
     file_id: FileId,
@@ -488,7 +488,7 @@ pub fn query_file(
     query(client, file_id, InfoType::FILE, class.0, 0, room)
 }
 
-/// A query of extended attributes: those named in `input`, or as `flags` and `index` say.
+/// A query of extended attributes: those named in `input`, or those that `flags` and `index` select.
 pub fn query_eas(
     client: &mut Client,
     file_id: FileId,
@@ -548,7 +548,7 @@ pub fn set_file_body(
     body
 }
 
-/// `STATUS_PENDING` where it waits.
+/// `STATUS_PENDING` if it waits.
 pub fn set_file(
     client: &mut Client,
     file_id: FileId,
@@ -605,7 +605,7 @@ pub fn basic(
     }
 }
 
-/// The status, and the output where the answer has one.
+/// The status, and the output if the answer has any.
 pub fn fsctl(
     client: &mut Client,
     file_id: FileId,
@@ -638,7 +638,7 @@ pub fn compound(client: &mut Client, requests: &[(Command, Vec<u8>)]) -> Vec<Ans
     })
 }
 
-/// Sends requests as one frame, with headers as `change` makes them.
+/// Sends requests as one frame, with headers modified by `change`.
 pub fn compound_with(
     client: &mut Client,
     requests: &[(Command, Vec<u8>)],

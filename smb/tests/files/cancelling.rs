@@ -1,4 +1,4 @@
-//! CANCEL: only the session that asked for something takes it back.
+//! CANCEL: only the session that sent a request can cancel it.
 
 use forebay_smb::engine::{Encryption, Protection, ServerConfig};
 use forebay_smb::ids::FileId;
@@ -8,7 +8,7 @@ use forebay_smb::wire::{Command, Header, HeaderFlags, Ids};
 use crate::calls::{EXCLUSIVE, Lab, UNLOCK, file, lock, lock_body, success};
 use crate::support::{Client, config};
 
-/// A LOCK of `client` that waits; its AsyncId.
+/// Sends a LOCK of `client` that waits. Returns its AsyncId.
 fn waits(client: &mut Client, id: FileId) -> u64 {
     let interim = client.call(Command::LOCK, &lock_body(id, &[(0, 10, EXCLUSIVE)])).unwrap();
     assert_eq!(interim.status(), NtStatus::PENDING);
@@ -25,14 +25,14 @@ fn cancel(session_id: u64, async_id: u64, flags: HeaderFlags) -> Header {
     }
 }
 
-/// Sends a CANCEL without the protection that `client` uses; whether the request was taken back.
+/// Sends a CANCEL without the protection that `client` uses. Returns whether the request was cancelled.
 fn in_clear(client: &mut Client, header: Header) -> bool {
     let message = client.message(header, &[4, 0, 0, 0]);
     client.send_raw(message).expect("the connection goes on");
     cancelled(client)
 }
 
-/// Sends a CANCEL as `client` protects its requests; whether the request was taken back.
+/// Sends a CANCEL with the protection that `client` uses. Returns whether the request was cancelled.
 fn protected(client: &mut Client, header: Header) -> bool {
     let message = client.message(header, &[4, 0, 0, 0]);
     client.send(message).expect("the connection goes on");

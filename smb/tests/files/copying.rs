@@ -1,4 +1,4 @@
-//! Controls of files: server-side copy and what else is done without moving data.
+//! File controls: server-side copy and other operations that move no data.
 
 use forebay_smb::ids::FileId;
 use forebay_smb::limits;
@@ -51,7 +51,7 @@ fn chunks_are_copied_on_the_server() {
     let code = FsctlCode::SRV_COPYCHUNK;
     assert_eq!(copy(&mut c, code, key, to, &[(0, 2, 3), (7, 0, 2)]), (NtStatus::SUCCESS, Some((2, 0, 5))));
     assert_eq!(lab.memory.contents("to").as_deref(), Some(&b"78012"[..]));
-    // A chunk that reaches beyond the source is not copied, those before it are.
+    // A chunk that extends beyond the source is not copied; the chunks before it are.
     assert_eq!(
         copy(&mut c, code, key, to, &[(0, 0, 1), (8, 1, 5)]),
         (NtStatus::INVALID_VIEW_SIZE, Some((1, 0, 1)))

@@ -82,7 +82,7 @@ fn share_modes_hold_across_clients_until_close() {
     assert_eq!(writer.send(&mut b), Err(NtStatus::SHARING_VIOLATION));
     close(&mut a, id).unwrap();
     writer.id(&mut b);
-    // A connection that is lost lets go of everything.
+    // A lost connection releases everything.
     assert_eq!(reader.clone().share(ShareAccess::READ).send(&mut a), Err(NtStatus::SHARING_VIOLATION));
     b.connection.close(b.now);
     b.run().unwrap();
@@ -141,7 +141,7 @@ fn names_that_cannot_be_are_refused() {
     let id = file("f::$DATA").id(&mut c);
     write(&mut c, id, 0, b"x").unwrap();
     assert_eq!(lab.memory.contents("f").as_deref(), Some(&b"x"[..]));
-    // An unpaired surrogate is no name, but no broken message either.
+    // An unpaired surrogate is not a valid name, but the message is well-formed.
     let mut body = file("g").body();
     let at = body.len() - 2;
     body[at..].copy_from_slice(&0xd800_u16.to_le_bytes());
@@ -220,7 +220,7 @@ fn a_read_only_volume_stays_as_it_is() {
 fn what_was_made_and_refused_leaves_nothing_behind() {
     let mut lab = Lab::new();
     let mut c = lab.client();
-    // The tree is disconnected while the backend is at work.
+    // The tree is disconnected while the backend works on the request.
     let header = c.header(Command::CREATE, 1);
     let message = c.message(header, &file("f").body());
     c.connection.handle(c.now, std::sync::Arc::new(crate::support::Bytes(message)), None).unwrap();
@@ -255,7 +255,7 @@ fn a_compound_opens_uses_and_closes() {
         let statuses: Vec<NtStatus> = answers.iter().map(|a| a.status()).collect();
         assert_eq!(statuses, [NtStatus::SUCCESS; 3], "{dialect:?}");
         assert_eq!(lab.memory.contents("f").as_deref(), Some(&b"in one go"[..]));
-        // Where there is no file, those that rely on it fail the same way.
+        // If the file does not exist, the requests that depend on it fail with the same status.
         let missing = file("g").disposition(CreateDisposition::OPEN).body();
         let answers = compound(&mut c, &[(Command::CREATE, missing), (Command::CLOSE, close_it)]);
         let statuses: Vec<NtStatus> = answers.iter().map(|a| a.status()).collect();
@@ -263,7 +263,7 @@ fn a_compound_opens_uses_and_closes() {
     }
 }
 
-/// [MS-SMB2] 3.3.5.2.7.2: the FileId is that of the request before, whatever the request itself says.
+/// [MS-SMB2] 3.3.5.2.7.2: the FileId is that of the previous request, regardless of the FileId in the request.
 #[test]
 fn a_related_request_is_about_the_file_of_the_one_before() {
     let mut lab = Lab::new();

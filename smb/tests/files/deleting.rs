@@ -61,7 +61,7 @@ fn with_posix_semantics_a_name_goes_before_others_have_closed_the_file() {
     dispose(&mut a, fa, posix).unwrap();
     close(&mut a, fa).unwrap();
     assert_eq!(lab.memory.contents("f"), None);
-    // A client that has it open goes on, beside a new file of that name.
+    // A client that has the old file open continues, next to a new file of that name.
     write(&mut b, fb, 0, b"old").unwrap();
     write(&mut b, s, 0, b"stream").unwrap();
     let new = file("f").disposition(CreateDisposition::CREATE).id(&mut a);
@@ -127,7 +127,7 @@ fn directories_must_be_empty() {
     let f = file(r"d\f").id(&mut c);
     assert_eq!(delete_pending(&mut c, d, true), Err(NtStatus::DIRECTORY_NOT_EMPTY));
     close(&mut c, d).unwrap();
-    // Delete-on-close cannot know: the directory stays.
+    // Delete-on-close cannot detect that the directory is not empty: the directory stays.
     let d = directory("d").option(CreateOptions::DELETE_ON_CLOSE).id(&mut c);
     assert_eq!(close(&mut c, d), Ok(()));
     let d = directory("d").disposition(CreateDisposition::OPEN).id(&mut c);
@@ -197,7 +197,7 @@ fn a_name_that_was_removed_while_it_was_being_opened_is_not_opened() {
     let (mut a, mut b) = (lab.client(), lab.client());
     let f = file("f").id(&mut a);
     let op = b.begin(Command::CREATE, &file("f").body());
-    // The backend finds the file, and its answer takes longer than the removal.
+    // The backend finds the file, but its answer arrives after the removal.
     let found = (b.backend)(op.kind);
     delete_pending(&mut a, f, true).unwrap();
     close(&mut a, f).unwrap();

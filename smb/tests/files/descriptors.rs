@@ -1,4 +1,4 @@
-//! Access control lists of files, as clients meet them: QUERY_INFO, SET_INFO and what CREATE grants.
+//! Access control lists of files as clients see them: QUERY_INFO, SET_INFO and what CREATE grants.
 
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -42,7 +42,7 @@ fn aces(client: &mut Client, id: FileId) -> Vec<Ace> {
     SecurityDescriptor::parse(&bytes).unwrap().dacl.unwrap().aces
 }
 
-/// Makes it, with a list.
+/// Creates the file with a list.
 fn with_aces(client: &mut Client, open: &Open<'_>, aces: Vec<Ace>) {
     let id = open.id(client);
     set(client, id, aces);
@@ -67,14 +67,14 @@ fn a_list_grants_and_denies() {
     assert_eq!(may(&mut client, file("a"), WRITE), Err(DENIED));
     assert_eq!(may(&mut client, file("a"), READ | AccessMask::FILE_EXECUTE), Err(DENIED));
     assert_eq!(may(&mut client, file("a"), AccessMask::GENERIC_WRITE), Err(DENIED));
-    // What there is.
+    // The maximal access.
     let query = RequestContext::QueryMaximalAccess(None);
     let open = file("a").access(AccessMask::MAXIMUM_ALLOWED).context(query);
     let opened = open.send(&mut client).unwrap();
     let of_directory = AccessMask::DELETE | AccessMask::FILE_READ_ATTRIBUTES;
     assert_eq!(opened.maximal_access, Some(READ | TO_CHANGE | of_directory));
     assert_eq!(aces(&mut client, opened.id), list);
-    // The owner can take it back, and then everything is allowed again.
+    // The owner can change the list again, and then all access is granted.
     let all =
         vec![Ace::allow(Sid::unix_mode(0o600), AccessMask::empty()), everyone(AccessMask::FILE_ALL_ACCESS)];
     set(&mut client, opened.id, all.clone());
@@ -86,7 +86,7 @@ fn a_list_grants_and_denies() {
 fn what_a_create_does_to_a_file_needs_its_right() {
     let mut lab = Lab::new();
     let mut client = lab.client();
-    // The directory does not allow deletion either.
+    // The directory's list does not grant deletion either.
     with_aces(
         &mut client,
         &directory("d"),
@@ -104,10 +104,10 @@ fn what_a_create_does_to_a_file_needs_its_right() {
         .option(CreateOptions::DELETE_ON_CLOSE);
     assert_eq!(delete.send(&mut client).err(), Some(DENIED));
     assert_eq!(may(&mut client, file("d\\a"), AccessMask::DELETE), Err(DENIED));
-    // A stream is data of its file.
+    // A stream is part of its file's data.
     assert_eq!(may(&mut client, file("d\\a:s"), READ), Err(NtStatus::OBJECT_NAME_NOT_FOUND));
     assert_eq!(file("d\\a:s").access(WRITE).send(&mut client).err(), Some(DENIED));
-    // The open that makes a file has the access that it asked for, whatever its list.
+    // The open that creates a file has the access that it asked for, regardless of the file's list.
     let given = encoded(&with_list(vec![everyone(READ)]));
     let open =
         file("d\\new").option(CreateOptions::DELETE_ON_CLOSE).context(RequestContext::SdBuffer(&given));

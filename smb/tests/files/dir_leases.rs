@@ -30,7 +30,7 @@ const H: LeaseState = LeaseState::HANDLE_CACHING;
 const RH: LeaseState = R.union(H);
 const RWH: LeaseState = RH.union(W);
 
-/// The key of a client's lease on `d`, and of another one.
+/// The keys of a client's lease on `d` and of another lease.
 const D: u8 = 0xd;
 const OTHER: u8 = 0xe;
 
@@ -57,7 +57,7 @@ fn cached(name: &str) -> Open<'_> {
     directory(name).access(AccessMask::FILE_GENERIC_READ)
 }
 
-/// Opens a directory with a lease: the state and the epoch of that.
+/// Opens a directory with a lease. Returns the open and the lease's state and epoch.
 fn leased(client: &mut Client, name: &str, key: u8, state: LeaseState) -> (FileId, LeaseState, u16) {
     let opened = send(client, &with_lease(cached(name), key, state, None)).unwrap();
     let lease = opened.lease.expect("a lease");
@@ -77,7 +77,7 @@ fn plain(client: &mut Client, open: &Open<'_>) -> FileId {
     send(client, &body).unwrap().id
 }
 
-/// A lease's break: its key, from, to, and whether it is to be acknowledged.
+/// A lease break: the key, from, to, and whether it requires an acknowledgment.
 fn lease_broken(client: &mut Client) -> (u8, LeaseState, LeaseState, bool) {
     let Notification::Lease(n) = broken(client) else { panic!("an oplock's") };
     (n.lease_key[0], n.current_lease_state, n.new_lease_state, n.flags.0 != 0)
@@ -138,7 +138,7 @@ fn at_most_read_and_handle_caching_is_granted() {
     {
         let (id, state, epoch) = leased(&mut a, "d", D, asked);
         assert_eq!((state, epoch), (expected, u16::from(expected != NONE)), "{asked:?}");
-        // Beside another client.
+        // While another client has a lease.
         let (other, state, _) = leased(&mut b, "d", D, asked);
         assert_eq!(state, expected, "{asked:?}");
         close(&mut a, id).unwrap();
@@ -241,7 +241,7 @@ fn what_changes_in_a_directory_breaks_it_once_and_it_can_be_granted_again() {
             (RH, NONE, 1),
             "{what}"
         );
-        // What comes before the acknowledgment says nothing new.
+        // Changes before the acknowledgment cause no further notification.
         set_times(&mut b, f, 0x1d1_0000_0000_0000);
         lab.deliver(&mut [&mut a, &mut b]);
         assert!(a.answers.is_empty(), "{what}");
@@ -284,12 +284,12 @@ fn what_changes_nothing_in_it_leaves_it() {
     close_of(&mut b, &directory("d\\sub"));
     close_of(&mut b, &file("d\\f"));
     leased(&mut a, "d", D, RH);
-    // Elsewhere, above and below.
+    // Changes elsewhere, above and below the directory.
     close_of(&mut b, &file("g"));
     close_of(&mut b, &file("d\\sub\\g"));
     let id = plain(&mut b, &file("f"));
     set_times(&mut b, id, 0x1d0_0000_0000_0000);
-    // Looking.
+    // Reads only.
     close_of(&mut b, &file("d\\f"));
     let id = plain(&mut b, &directory("d"));
     list(&mut b, id, "*", Flags::empty(), 4096).unwrap();
@@ -298,7 +298,7 @@ fn what_changes_nothing_in_it_leaves_it() {
     close(&mut b, other).unwrap();
     lab.deliver(&mut [&mut a, &mut b]);
     assert!(a.answers.is_empty());
-    // Its own attributes are cached with it.
+    // The directory's own attributes are cached with it.
     set_times(&mut b, id, 0x1d0_0000_0000_0000);
     lab.deliver(&mut [&mut a, &mut b]);
     assert_eq!(lease_broken(&mut a), (D, RH, NONE, true));
@@ -349,7 +349,7 @@ fn a_name_that_moves_breaks_both_directories_but_the_one_it_names() {
             assert_eq!(lease_broken(&mut a), (key, RH, NONE, true), "{named:?}");
         }
         assert!(a.answers.is_empty(), "{named:?}");
-        // A name more is one in its own directory alone.
+        // An additional name affects only its own directory.
         let g = opened_under(&mut b, "d\\g", 2, RH, Some(D));
         if breaks[1] {
             acknowledge_lease(&mut a, OTHER, NONE);
@@ -411,7 +411,7 @@ fn writes_of_a_client_that_keeps_its_file_open_are_reported_in_time() {
     assert_eq!(lease_broken(&mut a), (D, RH, NONE, true));
     acknowledge_lease(&mut a, D, NONE);
     leased(&mut a, "", D, RH);
-    // Once more, although it was listed before; a flush reports at once, and nothing is left for later.
+    // Again, although it was listed before. A flush reports immediately, so nothing is left for later.
     write(&mut b, f, 0, b"a line").unwrap();
     flush(&mut b, f).unwrap();
     lab.deliver(&mut [&mut a, &mut b]);
@@ -424,7 +424,7 @@ fn writes_of_a_client_that_keeps_its_file_open_are_reported_in_time() {
     assert_eq!(lease_broken(&mut a), (D, RH, NONE, true));
     acknowledge_lease(&mut a, D, NONE);
     leased(&mut a, "", D, RH);
-    // Nothing more of this one, and the other names the lease of its directory.
+    // Nothing more from this open, and the other one names the lease of its directory.
     write(&mut b, own, 0, b"a line").unwrap();
     lab.server.tick(start() + Duration::from_secs(60));
     lab.deliver(&mut [&mut a, &mut b]);
@@ -446,7 +446,7 @@ fn writes_that_others_see_at_once_break_each_lease_at_once() {
         assert!(a.answers.is_empty());
         acknowledge_lease(&mut a, D, NONE);
     }
-    // In another directory there may be others.
+    // Another directory can have other leases.
     close_of(&mut b, &directory("d"));
     let (_, state, _) = leased(&mut a, "d", OTHER, RH);
     assert_eq!(state, RH);
@@ -461,7 +461,7 @@ fn writes_that_others_see_at_once_break_each_lease_at_once() {
 
 #[test]
 fn a_name_that_goes_spares_the_lease_that_both_its_deleter_and_its_last_closer_name() {
-    // Whether the first or the second handle deletes, and what is broken when the second is closed.
+    // Whether the first or the second handle deletes, and what breaks when the second is closed.
     for (deleter, by_option, expected) in
         [(0, false, &[D, OTHER][..]), (1, false, &[D][..]), (0, true, &[D, OTHER][..]), (1, true, &[D][..])]
     {
@@ -498,7 +498,7 @@ fn no_one_waits_for_the_acknowledgment_of_a_change() {
     let (mut a, mut b) = two(&mut lab);
     leased(&mut a, "d", D, RH);
     close_of(&mut b, &file("d\\f"));
-    // Nor does an open of the directory meanwhile, be it by the same client with another key.
+    // Nor does an open of the directory in the meantime, even by the same client with another key.
     let (_, state, _) = leased(&mut b, "d", OTHER, RH);
     assert_eq!(state, RH);
     lab.deliver(&mut [&mut a, &mut b]);
@@ -591,7 +591,7 @@ fn a_directory_that_moves_or_goes_is_waited_for() {
     let d = plain(&mut b, &directory("d"));
     let (held, ..) = leased(&mut a, "d", D, RH);
     after_close(&lab, &mut a, &mut b, held, |b| rename_waits(b, d, "e"));
-    // What lies in it, too.
+    // The same for a directory inside it.
     close_of(&mut b, &directory("e\\sub"));
     let (held, ..) = leased(&mut a, "e\\sub", D, RH);
     after_close(&lab, &mut a, &mut b, held, |b| rename_waits(b, d, "d"));
@@ -666,7 +666,7 @@ fn a_name_that_goes_with_its_client_breaks_it_when_it_is_gone() {
     lab.deliver(&mut [&mut a, &mut b]);
     assert_eq!(lease_broken(&mut a), (D, RH, NONE, true));
     acknowledge_lease(&mut a, D, NONE);
-    // It may have read the name before a backend had removed it.
+    // The client may have read the name before a backend removed it.
     leased(&mut a, "", D, RH);
     lab.server.tick(start());
     lab.deliver(&mut [&mut a, &mut b]);

@@ -23,7 +23,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const GUID: [u8; 16] = [0xc7; 16];
 const LOGOFF: [u8; 4] = [4, 0, 0, 0];
 
-/// What a test looks at in a CREATE's answer.
+/// The parts of a CREATE's answer that the tests check.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Made {
     pub id: FileId,
@@ -59,7 +59,7 @@ pub fn wanted(timeout_ms: u32, create_guid: [u8; 16]) -> RequestContext<'static>
 fn claim(file_id: FileId, create_guid: [u8; 16]) -> Open<'static> {
     let context =
         RequestContext::DurableHandleReconnectV2 { file_id, create_guid, flags: DurableFlags::empty() };
-    // Nothing else in it counts.
+    // The server ignores everything else in the request.
     file("no such file").options(CreateOptions(u32::MAX)).context(context)
 }
 
@@ -73,7 +73,7 @@ fn back(lab: &mut Lab) -> Client {
     lab.back("vol-user", "vol-secret", 0)
 }
 
-/// Has the lab's backend do what is due.
+/// Has the lab's backend carry out the operations that are due.
 fn tick(lab: &Lab, now: Instant) -> Vec<bool> {
     let mut backend = lab.memory.backend();
     let mut unlinked = Vec::new();
@@ -115,7 +115,7 @@ fn a_client_that_comes_back_has_its_open_with_its_locks_again() {
         assert_eq!(read(&mut a, made.id, 0, 9).unwrap(), b"data");
         lock(&mut a, made.id, &[(0, 1, UNLOCK)]).unwrap();
         assert_eq!(lab.server.next_timeout(), None);
-        // And once more: it stays durable.
+        // And a second time: the open stays durable.
         a.disconnect();
         a = back(&mut lab);
         make(&mut a, &claim).unwrap();
@@ -176,7 +176,7 @@ fn only_its_user_gets_it_and_only_by_its_names() {
     let mut a = lab.client();
     let id = durable(&mut a, "f");
     let mut b = back(&mut lab);
-    // Its session is there, as far as the server knows: it waits for a moment.
+    // Its session still exists for the server, so the claim waits for a moment.
     let waits = b.call(Command::CREATE, &claim(id, GUID).body()).unwrap();
     assert_eq!(waits.status(), NtStatus::PENDING);
     for (now, answers) in [(start(), 0), (start() + SECOND, 1)] {
@@ -239,7 +239,7 @@ fn what_is_durable_outlives_a_logoff() {
     assert!(lab.server.session_infos().is_empty());
     let mut again = back(&mut lab);
     assert_eq!(make(&mut again, &claim(id, GUID)).unwrap().id.persistent, id.persistent);
-    // Without a claim it ends when its time is over.
+    // Unless it is claimed, it ends when its timeout expires.
     success(&again.call(Command::LOGOFF, &LOGOFF).unwrap()).unwrap();
     tick(&lab, start() + Duration::from_millis(DURABLE_TIMEOUT_DEFAULT_MS.into()));
     assert!(lab.server.open_infos(None).is_empty());
@@ -260,7 +260,7 @@ fn what_is_ended_on_purpose_is_not_kept() {
                 }
             }
             2 => {
-                // The connection is lost before it learns of that.
+                // The connection is lost before it learns about the end of its session.
                 lab.server.close_session(a.session_id);
             }
             _ => lab.server.stop_keeping(),
@@ -277,7 +277,7 @@ fn what_is_kept_goes_with_its_volume_and_with_the_server() {
     let mut a = lab.client();
     durable(&mut a, "f");
     a.disconnect();
-    // A client that is away for a moment uses its volume still.
+    // A client that is away for a moment still uses its volume.
     assert_eq!(lab.server.remove_volume("vol", false), Err(InUse { open_files: 1 }));
     lab.server.remove_volume("vol", true).unwrap();
     assert!(lab.server.open_infos(None).is_empty());
@@ -334,7 +334,7 @@ fn a_client_that_is_there_does_not_wait_for_one_that_is_away() {
     make(&mut a, &doomed).unwrap();
     a.disconnect();
     assert_eq!(make(&mut b, &file("f")).unwrap().action, CreateAction::OPENED);
-    // It was to go with its last open, and does before another of its name is made.
+    // The file was to be deleted at its last close; this happens before another file of its name is created.
     assert_eq!(make(&mut b, &file("doomed")).unwrap().action, CreateAction::CREATED);
     assert!(lab.memory.contents("doomed").is_some());
     assert_eq!(lab.server.open_infos(None).len(), 2);
@@ -374,7 +374,7 @@ fn a_lock_that_waits_on_a_connection_that_is_lost_is_not_taken_by_the_way() {
     let mut a = lab.client();
     let id = durable(&mut a, "f");
     lock(&mut a, id, &[(0, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
-    // One cannot wait for oneself with anything but a lock on one's own lock.
+    // An open can wait for itself only with a lock on a range that it has locked itself.
     lock_waits(&mut a, id, (0, 1, EXCLUSIVE));
     let mut b = lab.back("vol-user", "vol-secret", a.session_id);
     make(&mut b, &claim(id, GUID)).unwrap();

@@ -1,4 +1,4 @@
-//! Durable opens that are so by a lease.
+//! Opens that are durable because of a lease.
 
 use std::sync::Barrier;
 use std::thread;
@@ -28,7 +28,7 @@ fn lease(key: u8, lease_state: LeaseState) -> Lease {
     Lease { lease_key: [key; 16], lease_state, lease_flags: LeaseFlags::empty(), v2: None }
 }
 
-/// Sends it with a lease; the open, its lease's state, and whether it is durable.
+/// Sends the open with a lease. Returns the open, the lease's state, and whether the open is durable.
 fn leased(
     client: &mut Client,
     open: &Open<'_>,
@@ -205,7 +205,7 @@ fn a_replay_names_the_lease_of_before() {
     assert_eq!(make(&mut a, &b).unwrap(), batch, "what it has stays");
 }
 
-/// With many opens, keeping them takes long enough to come between.
+/// With many opens, preserving them takes long enough for another open to interleave.
 #[test]
 fn who_opens_while_the_last_channel_goes_gets_what_he_asks_for() {
     const FILES: usize = 50;

@@ -56,7 +56,7 @@ fn pairs(bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
         .collect()
 }
 
-/// All of them, as Linux's client asks.
+/// All extended attributes, queried like Linux's client does.
 fn all(client: &mut Client, id: FileId) -> Result<Vec<(String, Vec<u8>)>, NtStatus> {
     query_eas(client, id, NONE, 0, &[], 16_000).map(|(_, bytes)| pairs(&bytes))
 }
@@ -84,7 +84,7 @@ fn attributes_are_set_replaced_and_removed() {
         let there: &[Pair<'_>] = &[("epoch", b"12"), ("Epoch", b"another"), ("com.example:key=/", b"x")];
         assert_eq!(all(&mut c, id), owned(there), "the case of names counts");
         assert_eq!(all(&mut c, id), owned(there), "Linux's client asks twice by one handle");
-        // [MS-FSA] 2.1.5.12.10: 4, and for each 5 and its name and value.
+        // [MS-FSA] 2.1.5.12.10: 4, plus 5 and the lengths of name and value for each.
         assert_eq!(size(&mut c, id), 4 + (5 + 7) + (5 + 12) + (5 + 18));
         set(&mut c, id, &[("epoch", b"13"), ("Epoch", b""), ("none", b"")]).unwrap();
         assert_eq!(all(&mut c, id), owned(&[("com.example:key=/", b"x"), ("epoch", b"13")]));
@@ -181,7 +181,7 @@ fn attributes_are_asked_for_by_name() {
     assert_eq!(pairs(&short), owned(&[("c", b"333"), ("none", b"")]).unwrap(), "whole entries only");
     let (status, single) = ask(&mut c, &["c", "a"], Flags::RETURN_SINGLE_ENTRY, 4096).unwrap();
     assert_eq!((status, pairs(&single)), (NtStatus::SUCCESS, owned(&[("c", b"333")]).unwrap()));
-    // They leave a scan where it is.
+    // These queries do not move a scan's position.
     assert_eq!(all(&mut c, f).unwrap().len(), 3);
 }
 
@@ -223,7 +223,7 @@ fn what_fits_no_answer_is_read_by_a_scan() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
-    // Aligned on the wire they take more than they count.
+    // With alignment they take more space on the wire than the size that is reported.
     let made: Vec<String> = (0..1000).map(|i| format!("n{i:05}")).collect();
     let value = [9; 54];
     for half in made.chunks(500) {

@@ -1,4 +1,4 @@
-//! Opens of a session with several channels: they are its own, whichever channel comes and goes.
+//! Opens of a session with several channels: they belong to the session, regardless of which channels come and go.
 
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -88,7 +88,7 @@ fn a_create_with_an_answer_that_is_lost_leaves_nothing_open() {
     assert_eq!(lab.memory.contents("made"), None, "sent again, it is made again");
     let new = file("made").disposition(create::CreateDisposition::CREATE);
     let id = new.id(&mut b);
-    // Another client has found what was made: it stays.
+    // Another client has opened the created file: it stays.
     let mut c = lab.channel(&b);
     let opened = c.begin(Command::CREATE, &file("found").body());
     let found = file("found").id(&mut b);
@@ -107,7 +107,7 @@ fn waiting_requests_are_woken_where_they_wait_and_end_with_their_channel() {
     let mut other = lab.client();
     let (f, theirs) = (file("f").id(&mut a), file("f").id(&mut other));
     lock(&mut other, theirs, &[(0, 1, NOW)]).unwrap();
-    // One waits on each channel; the first is lost.
+    // One LOCK waits on each channel; the first channel is lost.
     lock_waits(&mut a, f, (0, 1, EXCLUSIVE));
     lock_waits(&mut b, f, (0, 1, EXCLUSIVE));
     a.disconnect();
@@ -162,7 +162,7 @@ fn changes_of_an_earlier_channel_sequence_are_refused() {
     write(&mut a, f, 0, b"NEW").unwrap();
     set_file(&mut a, f, POSITION, position).unwrap();
     close(&mut a, f).unwrap();
-    // Dialects without the field have zeros or anything in it.
+    // Dialects without this field contain zeros or arbitrary values in its place.
     let mut old = lab.dialect(forebay_smb::wire::Dialect::SMB2_1);
     let f = file("f").id(&mut old);
     old.channel_sequence = 0x9000;
@@ -210,7 +210,7 @@ fn a_lock_that_is_sent_twice_is_taken_once() {
     assert_eq!(numbered_lock(&mut b, f, 3, 65), Err(NtStatus::LOCK_NOT_GRANTED), "no such place");
     lock(&mut b, f, &[(0, 1, UNLOCK)]).unwrap();
     assert_eq!(lock(&mut b, f, &[(0, 1, UNLOCK)]), Err(NtStatus::RANGE_NOT_LOCKED), "it was one");
-    // Where there can be but one channel, nothing is sent twice.
+    // If only one channel is possible, no request is sent twice.
     let mut single = Client::new(&lab.server, 50, crate::calls::NEWEST);
     single.capabilities = forebay_smb::wire::Capabilities::LARGE_MTU;
     single.backend = lab.memory.backend();

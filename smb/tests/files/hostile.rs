@@ -1,4 +1,4 @@
-//! Requests that were damaged on the way, or on purpose: the server answers or ends the connection, and serves on.
+//! Damaged requests, by accident or on purpose: the server answers or ends the connection, and continues to serve.
 
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -13,7 +13,7 @@ use crate::calls::{
 };
 use crate::support::Client;
 
-/// A small generator with a seed, so that what it finds can be found again.
+/// A small generator with a seed, so that failures are reproducible.
 struct Random(u64);
 
 impl Random {
@@ -28,7 +28,7 @@ impl Random {
         (self.next() % bound.max(1) as u64) as usize
     }
 
-    /// A number that is likely to sit at an edge.
+    /// A number that is probably a boundary value.
     fn edge(&mut self) -> u64 {
         const EDGES: [u64; 12] = [
             0,
@@ -48,7 +48,7 @@ impl Random {
     }
 }
 
-/// Requests in good form, of which damaged ones are made.
+/// Well-formed requests, from which damaged ones are made.
 fn samples(f: FileId, d: FileId) -> Vec<(Command, Vec<u8>)> {
     let mut samples = vec![
         (Command::CREATE, file("f").context(RequestContext::QueryMaximalAccess(None)).body()),
@@ -174,7 +174,7 @@ fn damaged_requests_are_answered_and_the_server_serves_on() {
     for _ in 0..60 {
         let mut c =
             Client::mount(&lab.server, random.next() | 1 << 63, crate::calls::NEWEST, lab.memory.backend());
-        // What the session before did to the files, forbidding to write them for one, is not the matter here.
+        // The effects of the previous session on the files, such as making them read-only, do not matter here.
         lab.memory.clear();
         let (f, d) = open(&mut c);
         let samples = samples(f, d);
@@ -193,7 +193,7 @@ fn damaged_requests_are_answered_and_the_server_serves_on() {
                 break;
             }
             answered += u32::from(!c.answers.is_empty());
-            // No other client is there to release locks: what waits, waits.
+            // No other client exists to release locks: requests that wait keep waiting.
             let _ = lab.server.take_mail();
         }
         c.connection.close(c.now);

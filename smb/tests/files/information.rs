@@ -25,7 +25,7 @@ fn every_class_answers_in_its_length() {
     let mut c = lab.client();
     let f = file("bufsize.txt").id(&mut c);
     write(&mut c, f, 0, &[0; 10]).unwrap();
-    // What C calls the size of each structure, which smaller buffers fail with.
+    // The C size of each structure; smaller buffers fail.
     for (class, fixed) in [
         (C::FILE_BASIC_INFORMATION, 40),
         (C::FILE_STANDARD_INFORMATION, 24),
@@ -264,7 +264,7 @@ fn a_descriptor_carries_owner_and_permission_bits() {
         AceBody::Other(_) => None,
     });
     assert_eq!(mode, Some(0o600));
-    // Without the rights to.
+    // Without the necessary rights.
     let reader = file("f").access(AccessMask::READ_CONTROL).id(&mut c);
     for parts in [1, 2, 4] {
         let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! Hard links: deletion is of a name, not of the file ([MS-FSA] 2.1.1.5 Link.IsDeleted).
+//! Hard links: deletion removes a name, not the file ([MS-FSA] 2.1.1.5 Link.IsDeleted).
 
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -14,7 +14,7 @@ fn existing(name: &str) -> Open<'_> {
     file(name).disposition(CreateDisposition::OPEN)
 }
 
-/// Makes `b` with contents and gives it the second name `a`; the open by the name `b`.
+/// Creates `b` with contents and adds the name `a`. Returns the open of `b`.
 fn two_names(client: &mut Client) -> FileId {
     let b = file("b").id(client);
     write(client, b, 0, b"shared").unwrap();

@@ -71,7 +71,7 @@ fn several_ranges_are_locked_together_and_unlocked_in_order() {
     lock(&mut c, f, &[(10, 10, NOW)]).unwrap();
     assert_eq!(lock(&mut c, f, &[(0, 10, NOW), (10, 10, NOW)]), Err(NtStatus::LOCK_NOT_GRANTED));
     lock(&mut c, f, &[(0, 10, NOW)]).expect("was given back");
-    // What precedes the mistake is unlocked, the rest is not looked at.
+    // Ranges before the faulty one are unlocked; later ones are not examined.
     assert_eq!(lock(&mut c, f, &[(0, 10, UNLOCK), (10, 10, NOW)]), Err(NtStatus::INVALID_PARAMETER));
     lock(&mut c, f, &[(0, 10, NOW)]).expect("was unlocked");
     assert_eq!(lock(&mut c, f, &[(5, 1, UNLOCK), (0, 10, UNLOCK)]), Err(NtStatus::RANGE_NOT_LOCKED));
@@ -142,7 +142,7 @@ fn a_cancelled_request_lets_those_behind_it_through() {
     lock(&mut a, fa, &[(0, 10, EXCLUSIVE)]).unwrap();
     let async_id = lock_waits(&mut b, fb, (0, 30, EXCLUSIVE));
     lock_waits(&mut c, fc, (0, 10, EXCLUSIVE));
-    // Both are asked to look again, but the first is cancelled before it does.
+    // Both requests are asked to retry, but the first is cancelled before it does.
     lock(&mut a, fa, &[(0, 10, UNLOCK)]).unwrap();
     cancel(&mut b, async_id);
     lab.deliver(&mut [&mut a, &mut b, &mut c]);

@@ -1,4 +1,4 @@
-//! Opens that ended with their session, which clients are made to open again.
+//! Opens that ended with their session and that clients have to open again.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use forebay_smb::wire::fscc::FileInformationClass;
 use crate::calls::{Lab, NEWEST, file, query_file, success};
 use crate::support::{Client, config, volume};
 
-/// The start before this one.
+/// The previous start.
 const EARLIER: u64 = 0x0bad_0000_0000;
 
 fn lab() -> Lab {
@@ -26,7 +26,7 @@ fn ask(client: &mut Client, id: FileId) -> NtStatus {
     query_file(client, id, FileInformationClass::FILE_STANDARD_INFORMATION, 64).unwrap_err()
 }
 
-/// What an earlier start may have given out.
+/// An id that an earlier start may have issued.
 fn of_earlier_start(number: u64) -> FileId {
     FileId { persistent: EARLIER + number, volatile: number }
 }
@@ -39,7 +39,7 @@ fn made_up_handles_do_not_push_out_what_others_have_lost() {
     a.disconnect();
     let mut a = lab.client();
     assert_eq!(ask(&mut a, id), NtStatus::RETRY, "it is to open it again");
-    // One of another volume, and one of the same, name handles of an earlier start that no client ever had.
+    // A client of another volume and one of the same volume name handles of an earlier start that no client ever had.
     let mut other = Client::new(&lab.server, 77, NEWEST);
     success(&other.negotiate().unwrap()).unwrap();
     success(&other.logon("second-user", "second-secret", 0).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! A file system in memory that keeps the contract of `forebay_smb::fs`.
+//! A file system in memory that fulfils the contract of `forebay_smb::fs`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, Weak};
@@ -21,7 +21,7 @@ const DIRECTORY: u32 = 0x10;
 const NORMAL: u32 = 0x80;
 const REPARSE_POINT: u32 = 0x400;
 const UNIT: u64 = 4096;
-/// The longest file.
+/// The maximum length of a file.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
 
 #[derive(Clone)]
@@ -77,13 +77,13 @@ pub struct Memory(Arc<Mutex<Inner>>);
 struct Inner {
     nodes: HashMap<u64, Node>,
     next: u64,
-    /// Those that are open, to follow renames.
+    /// Open handles, to follow renames.
     handles: Vec<Weak<Handle>>,
     /// Operations carried out, by name.
     log: Vec<&'static str>,
 }
 
-/// The bytes of a range that are there.
+/// The existing bytes of a range.
 fn part(data: &[u8], offset: u64, length: u64) -> &[u8] {
     let end = (data.len() as u64).min(offset.saturating_add(length));
     if offset >= end { &[] } else { &data[offset as usize..end as usize] }
@@ -145,7 +145,7 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// What a client's connection calls.
+    /// The function that carries out the operations of a client's connection.
     pub fn backend(&self) -> Backend {
         let memory = self.clone();
         Box::new(move |op| memory.0.lock().unwrap().execute(op))
@@ -234,7 +234,7 @@ impl Inner {
         }
     }
 
-    /// Attributes of what a handle denotes.
+    /// Attributes of the file that a handle denotes.
     fn stat_of(&self, handle: &Handle) -> Result<Stat, NtStatus> {
         let stat = self.stat(handle.ino);
         let Some(name) = handle.stream.lock().unwrap().clone() else { return Ok(stat) };
@@ -249,7 +249,7 @@ impl Inner {
         })
     }
 
-    /// Contents of what a handle denotes.
+    /// Contents of the file that a handle denotes.
     fn data(&self, handle: &Handle) -> Result<&Vec<u8>, NtStatus> {
         let node = &self.nodes[&handle.ino];
         match &*handle.stream.lock().unwrap() {
@@ -460,7 +460,7 @@ impl Inner {
                 self.log.push("write");
                 let data = self.data_mut(&handle(&h))?;
                 limit(offset, 0)?;
-                // As on real file systems, what finds its place is written before the rest does not.
+                // As on real file systems, the part that fits is written before the rest fails.
                 let place = range.len().min((FILE_BYTES_MAX - offset) as usize);
                 let end = offset as usize + place;
                 if data.len() < end {
@@ -515,7 +515,7 @@ impl Inner {
                 times.creation = info.creation.unwrap_or(times.creation);
                 times.last_access = info.last_access.unwrap_or(times.last_access);
                 times.last_write = info.last_write.unwrap_or(times.last_write);
-                // As on real file systems, a client cannot choose it.
+                // As on real file systems, a client cannot choose this time.
                 times.change += 1;
                 if let Some(attributes) = info.attributes {
                     node.attributes = attributes & !(NORMAL | DIRECTORY | REPARSE_POINT);
@@ -609,7 +609,7 @@ impl Inner {
                 self.log.push("rename");
                 let h = handle(&h);
                 let from = h.path.lock().unwrap().clone();
-                // Of the handles by another name of the file only this one follows it.
+                // Among handles of the file's other names, only this one follows the rename.
                 let takes_place = self.find(&to) == Ok(h.ino);
                 self.may_be_named(&h, &to)?;
                 self.name(h.ino, &to, replace)?;

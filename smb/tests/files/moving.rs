@@ -1,5 +1,5 @@
-//! Renames while others open what is in the way ([MS-FSA] 2.1.5.15.11): a directory with open files in it stays, also where
-//! a file is being opened in that moment.
+//! Renames while others open files in the way ([MS-FSA] 2.1.5.15.11): a directory with open files in it is not renamed, even if
+//! a file is just being opened.
 
 use forebay_smb::fs::FsOp;
 use forebay_smb::ids::FileId;
@@ -33,7 +33,7 @@ fn rename_body(file_id: FileId, to: &str) -> Vec<u8> {
     body
 }
 
-/// A rename with a first operation that the backend is slow to carry out.
+/// Starts a rename and returns its first operation, which a slow backend has not carried out yet.
 fn begin_rename(client: &mut Client, id: FileId, to: &str) -> FsOp {
     let body = rename_body(id, to);
     client.begin(Command::SET_INFO, &body)
@@ -158,7 +158,7 @@ fn who_waits_for_a_rename_can_be_lost() {
         let mut third = lab.client();
         third.begin(Command::CREATE, &existing(r"e\f").body())
     };
-    // That connection is gone with its CREATE: nothing keeps the directory in its place.
+    // That connection is gone together with its CREATE: nothing blocks the directory's rename.
     drop(op);
     assert_eq!(crate::calls::rename(&mut one, d, "d", false), Ok(()));
 }

@@ -10,7 +10,7 @@ use forebay_smb::wire::{Command, ioctl, read};
 use crate::calls::{Lab, close, file, query_file, read as read_pipe, success, write};
 use crate::support::Client;
 
-/// A BIND to the server service, and the beginning of the answer.
+/// A BIND to the server service, and the start of the answer.
 const BIND: &[u8] =
     b"\x05\0\x0b\x03\x10\0\0\0\x48\0\0\0\x01\0\0\0\xb8\x10\xb8\x10\0\0\0\0\x01\0\0\0\0\0\x01\0\
     \xc8\x4f\x32\x4b\x70\x16\xd3\x01\x12\x78\x5a\x47\xbf\x6e\xe1\x88\x03\0\0\0\
@@ -20,7 +20,7 @@ const ACKNOWLEDGED: &[u8] = b"\x05\0\x0c\x03";
 const SHARE_ENUM: &[u8] = b"\x05\0\0\x03\x10\0\0\0\x38\0\0\0\x02\0\0\0\x20\0\0\0\0\0\x0f\0\
     \0\0\0\0\0\0\0\0\0\0\0\0\x04\0\x02\0\0\0\0\0\0\0\0\0\xff\xff\xff\xff\0\0\0\0";
 
-/// On IPC$ instead of the volume; the tree of the volume is returned.
+/// Connects to IPC$ instead of the volume. Returns the volume's tree.
 fn ipc(client: &mut Client) -> u32 {
     let volume = client.tree_id;
     success(&client.tree_connect("IPC$").unwrap()).unwrap();
@@ -73,7 +73,7 @@ fn a_client_lists_its_shares() {
     let (status, shares) = transceive(&mut client, pipe, SHARE_ENUM, 4280);
     assert_eq!(status, NtStatus::SUCCESS);
     assert!(has(&shares, "vol") && has(&shares, "IPC$"));
-    // Piece by piece, as a client with a small buffer does.
+    // Piece by piece, like a client with a small buffer.
     let (status, first) = transceive(&mut client, pipe, SHARE_ENUM, 100);
     assert_eq!((status, first.len()), (NtStatus::BUFFER_OVERFLOW, 100));
     assert_eq!(transceive(&mut client, pipe, SHARE_ENUM, 100).0, NtStatus::PIPE_BUSY);
@@ -128,7 +128,7 @@ fn what_is_no_call_closes_the_pipe() {
     let pipe = open(&mut client, "srvsvc").unwrap();
     assert_eq!(write(&mut client, pipe, 0, &[0xff; 100]), Err(NtStatus::PIPE_DISCONNECTED));
     assert_eq!(close(&mut client, pipe), Err(NtStatus::FILE_CLOSED));
-    // And what is not complete waits for the rest.
+    // An incomplete PDU waits for the rest.
     let pipe = open(&mut client, "srvsvc").unwrap();
     assert_eq!(transceive(&mut client, pipe, &BIND[..20], 100), (NtStatus::SUCCESS, Vec::new()));
     write(&mut client, pipe, 0, &BIND[20..]).unwrap();

@@ -13,7 +13,7 @@ use forebay_smb::wire::{AccessMask, Dialect, FileAttributes};
 use crate::calls::{Lab, Open, close, directory, file, list, list_class, query_file, query_fs, rename};
 use crate::support::Client;
 
-/// What Linux's client sends where it has no permission bits.
+/// The mode that Linux's client sends if it has no permission bits.
 const NO_MODE: u32 = 0xffff;
 
 fn posix(open: Open<'_>, mode: u32) -> Open<'_> {
@@ -66,10 +66,10 @@ fn a_new_file_has_its_owner_and_permission_bits() {
     let info = information(&mut c, opened.id);
     assert_eq!((info.uid, info.gid, info.fixed.mode), (1000, 100, 0o4640));
     assert_eq!((info.fixed.hard_links, info.fixed.inode > 0), (1, true));
-    // An open of what exists changes nothing.
+    // Opening an existing file changes nothing.
     let again = posix(file("f"), 0o777).context(RequestContext::SdBuffer(b"garbage")).send(&mut c).unwrap();
     assert_eq!(again.posix.unwrap().2, 0o4640);
-    // Bits of DOS say nothing here: those of the mode do.
+    // DOS attribute bits have no effect here; the mode's bits do.
     let read_only = posix(file("r"), 0o444).attributes(FileAttributes::READONLY).send(&mut c).unwrap();
     assert!(!read_only.attributes.contains(FileAttributes::READONLY));
     let d = posix(directory("d"), 0o750).send(&mut c).unwrap();
@@ -77,8 +77,8 @@ fn a_new_file_has_its_owner_and_permission_bits() {
     assert_eq!(posix(file("n"), NO_MODE).send(&mut c).unwrap().posix.unwrap().2, 0o644);
 }
 
-/// As Linux 7.2's client with `idsfromsid` sends it: the mode in the context has the file's type, and the descriptor has an owner
-/// and, for want of a mode, all bits.
+/// As Linux 7.2's client with `idsfromsid` sends it: the mode in the context includes the file's type, and the descriptor has
+/// an owner and, because it has no mode, all bits.
 #[test]
 fn the_mode_in_the_context_of_a_new_file_is_the_one_that_its_maker_asked_for() {
     let mut lab = Lab::new();
@@ -98,7 +98,7 @@ fn the_mode_in_the_context_of_a_new_file_is_the_one_that_its_maker_asked_for() {
             posix(file(name), mode).context(RequestContext::SdBuffer(&descriptor)).send(&mut c).unwrap();
         assert_eq!(made.posix.unwrap().2, 0o600, "{name}");
     }
-    // A FIFO is made without a context.
+    // A FIFO is created without a context.
     let made = file("h").context(RequestContext::SdBuffer(&descriptor)).id(&mut c);
     let info = information(&mut c, made);
     assert_eq!((info.uid, info.fixed.mode), (1000, 0o644));

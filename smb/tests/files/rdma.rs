@@ -1,4 +1,4 @@
-//! READ and WRITE with payload that goes by RDMA ([MS-SMB2] 3.3.5.12, 3.3.5.13; [MS-SMBD] 2.2.3.1).
+//! READ and WRITE with payload over RDMA ([MS-SMB2] 3.3.5.12, 3.3.5.13; [MS-SMBD] 2.2.3.1).
 
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -13,7 +13,7 @@ use crate::support::{Client, MEMORY_AT};
 const V1: Channel = Channel::RDMA_V1;
 const INVALIDATE: Channel = Channel::RDMA_V1_INVALIDATE;
 
-/// Pieces of the client's memory: where each begins, and its length.
+/// Pieces of the client's memory: the start and length of each.
 pub fn descriptors(pieces: &[(usize, u32)]) -> Vec<u8> {
     let encode = |(index, (at, length)): (usize, &(usize, u32))| {
         let offset = MEMORY_AT + *at as u64;
@@ -99,7 +99,7 @@ fn newest(lab: &mut Lab) -> (Client, FileId) {
 fn payload_goes_between_file_and_the_clients_memory() {
     let mut lab = Lab::new();
     let (mut c, f) = newest(&mut lab);
-    // In pieces, out of order, longer than what is asked for.
+    // In pieces, out of order, longer than the requested length.
     let there = descriptors(&[(500_000, 100_000), (0, 200_001), (900_000, 100_000)]);
     assert_eq!(write_by(&mut c, f, 350_001, V1, &there), Ok(350_001));
     let expected = [&c.memory[500_000..600_000], &c.memory[..200_001], &c.memory[900_000..950_000]].concat();

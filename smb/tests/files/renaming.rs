@@ -37,11 +37,11 @@ fn an_existing_file_is_replaced_if_asked_and_allowed() {
     let g = file("g").id(&mut b);
     write(&mut b, g, 0, b"old").unwrap();
     assert_eq!(rename(&mut a, f, "g", false), Err(NtStatus::OBJECT_NAME_COLLISION));
-    // As clients with POSIX semantics do: the client that has it open goes on reading the old file.
+    // As with clients that have POSIX semantics: the client that has the old file open still reads it.
     rename(&mut a, f, "g", true).unwrap();
     assert_eq!(read(&mut b, g, 0, 10).as_deref(), Ok(&b"old"[..]));
     assert_eq!(lab.memory.contents("g").as_deref(), Some(&b"new"[..]));
-    // Its end takes no name with it.
+    // The end of the old file removes no name.
     delete_pending(&mut b, g, true).unwrap();
     close(&mut b, g).unwrap();
     assert_eq!(lab.memory.contents("g").as_deref(), Some(&b"new"[..]));

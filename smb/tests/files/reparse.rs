@@ -55,7 +55,7 @@ fn make(client: &mut Client, name: &str, data: &[u8]) {
     close(client, id).unwrap();
 }
 
-/// Where the server says that it stopped.
+/// The point at which the server reports that it stopped.
 fn stopped(client: &mut Client, open: &Open<'_>) -> String {
     let answer = client.call(Command::CREATE, &open.body()).unwrap();
     assert_eq!(answer.status(), NtStatus::STOPPED_ON_SYMLINK);
@@ -87,7 +87,7 @@ fn a_symbolic_link_is_followed_by_the_client_and_never_by_the_server() {
     assert_eq!((status, data.len()), (NtStatus::BUFFER_OVERFLOW, 10));
     let bytes = query_file(&mut c, opened.id, C::FILE_ATTRIBUTE_TAG_INFORMATION, 8).unwrap();
     assert_eq!(FileAttributeTagInformation::parse(&bytes).unwrap().reparse_tag, ReparseTag::SYMLINK);
-    // What follows in the same chain has no file.
+    // Later requests in the same compound have no file.
     let query = |class: C| {
         let mut body = Vec::new();
         forebay_smb::wire::query_info::Request {

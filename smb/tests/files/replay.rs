@@ -1,4 +1,4 @@
-//! CREATEs that are sent again because their answer was lost.
+//! CREATEs that are sent again because their answers were lost.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ fn an_open_that_was_used_is_not_made_again() {
     let shared = || new().share(ShareAccess(7)).disposition(CreateDisposition::OPEN_IF);
     let first = make(&mut a, &shared()).unwrap();
     assert_eq!(make(&mut a, &shared()), DUPLICATE);
-    // Its client has the answer: a CREATE of this CreateGuid is another one.
+    // The client has the answer: a CREATE with this CreateGuid is a new one.
     close(&mut a, first.id).unwrap();
     let second = again(&mut a, &shared()).unwrap();
     assert_ne!(first.id, second.id);
@@ -70,10 +70,10 @@ fn a_create_under_way_is_neither_done_twice_nor_forgotten() {
     let first = crate::durable::made(&a.answers.pop_front().unwrap().message);
     assert_eq!(again(&mut b, &new()).unwrap(), first);
     close(&mut b, first.id).unwrap();
-    // One that failed can be tried again.
+    // A CREATE that failed can be retried.
     assert_eq!(make(&mut b, &new()), Err(NtStatus::OBJECT_NAME_COLLISION));
     assert_eq!(again(&mut b, &new()), Err(NtStatus::OBJECT_NAME_COLLISION));
-    // And one that lost its connection under way has left nothing.
+    // A CREATE that lost its connection midway left nothing behind.
     let new = Open { name: "lost", ..new() };
     let op = a.begin(Command::CREATE, &new.body());
     a.disconnect();
@@ -95,7 +95,7 @@ fn what_was_lost_with_the_last_connection_is_found_again() {
     assert_eq!(again(&mut b, &new()).unwrap(), first);
     write(&mut b, first.id, 0, b"x").unwrap();
     assert_eq!(read(&mut b, first.id, 0, 1).unwrap(), b"x");
-    // One that a session of the same user still holds is that session's.
+    // An open that another session of the same user still holds belongs to that session.
     let next = Open { name: "next", ..new() };
     let next_made = make(&mut b, &next).unwrap();
     let mut c = lab.back("vol-user", "vol-secret", 0);

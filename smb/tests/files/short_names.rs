@@ -43,19 +43,19 @@ fn a_file_is_opened_by_the_short_name_that_a_client_has_asked_for() {
     assert_eq!(alternate(&mut c, &format!("a long directory\\{LONG}")).unwrap(), short(&[LONG]));
     let opened = file(&path).disposition(CreateDisposition::OPEN).send(&mut c).unwrap();
     assert_eq!(opened.end_of_file, 7);
-    // What it is called from now on is its name.
+    // The open reports the file's long name from now on.
     let name = query_file(&mut c, opened.id, FileInformationClass::FILE_NORMALIZED_NAME_INFORMATION, 200);
     let long: Vec<u8> =
         format!("a long directory\\{LONG}").encode_utf16().flat_map(u16::to_le_bytes).collect();
     assert_eq!(name.unwrap()[4..], long);
     close(&mut c, opened.id).unwrap();
-    // Nor is another file made of it.
+    // Nor does it create another file.
     let found = file(&path).send(&mut c).unwrap();
     assert_eq!(found.action, CreateAction::OPENED);
     close(&mut c, found.id).unwrap();
     let made = file(&path).disposition(CreateDisposition::CREATE).send(&mut c);
     assert_eq!(made.err(), Some(NtStatus::OBJECT_NAME_COLLISION));
-    // A name that is short is the short name.
+    // A name that is short is its own short name.
     let f = file("notes.txt").id(&mut c);
     close(&mut c, f).unwrap();
     assert_eq!(alternate(&mut c, "notes.txt").unwrap(), "notes.txt");

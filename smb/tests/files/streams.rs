@@ -1,4 +1,4 @@
-//! Named streams: what they share with their file and what is their own.
+//! Named streams: what they share with their file and what belongs to each.
 
 use forebay_smb::status::NtStatus;
 use forebay_smb::wire::change_notify::{CompletionFilter, Flags, Request, Response};
@@ -23,7 +23,7 @@ use crate::support::Client;
 const NO_DELETE: ShareAccess = ShareAccess::READ.union(ShareAccess::WRITE);
 const OPEN: CreateDisposition = CreateDisposition::OPEN;
 
-/// The streams of a file, by a handle of it or of one of them.
+/// The streams of a file, by a handle of the file or of one of its streams.
 fn streams(client: &mut Client, id: forebay_smb::ids::FileId) -> Vec<(String, u64)> {
     let list = query_file(client, id, FileInformationClass::FILE_STREAM_INFORMATION, 4096).unwrap();
     let list = FileStreamInformation::parse_list(&list).unwrap();
@@ -98,11 +98,11 @@ fn share_modes_are_of_each_stream_but_for_the_deletion_of_the_file() {
     let delete = file("f").access(AccessMask::DELETE);
     assert_eq!(delete.send(&mut b), Err(NtStatus::SHARING_VIOLATION), "the stream forbids it");
     close(&mut a, s).unwrap();
-    // One that looks at attributes only forbids nothing, and one that shares deletion does not either.
+    // An open for attributes only forbids nothing, and neither does one that shares deletion.
     let looks = file("f:s").share(nothing).access(AccessMask::FILE_READ_ATTRIBUTES).id(&mut a);
     let shares = file("f:s").share(SHARE_ALL).id(&mut a);
     let f = file("f").access(AccessMask::DELETE).share(NO_DELETE).id(&mut b);
-    // The file does not forbid to delete its streams.
+    // The open of the file does not forbid the deletion of its streams.
     file("f:other").access(AccessMask::DELETE).touch(&mut a);
     for (client, id) in [(&mut a, looks), (&mut b, f)] {
         close(client, id).unwrap();
@@ -228,7 +228,7 @@ fn a_stream_is_renamed_within_its_file() {
     assert_eq!(list, named(&[("::$DATA", 0), (":t:$DATA", 1), (":u:$DATA", 6)]));
     let free = file("f:s").disposition(CreateDisposition::CREATE);
     send(&mut b, &body(&free, OplockLevel::NONE)).unwrap();
-    // Others find it, with what its client may cache, by the new name.
+    // Others find the stream by its new name, along with what its client may cache.
     waits(&mut b, Command::CREATE, &lease(file("f:u"), 2, LeaseState::READ_CACHING));
     lab.deliver(&mut [&mut a, &mut b]);
     broken(&mut a);

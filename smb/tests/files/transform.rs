@@ -1,4 +1,4 @@
-//! READ and WRITE with payload that is sealed or signed on its way by RDMA ([MS-SMB2] 2.2.43, 3.3.5.12, 3.3.5.13).
+//! READ and WRITE with payload that is sealed or signed for RDMA ([MS-SMB2] 2.2.43, 3.3.5.12, 3.3.5.13).
 
 use std::collections::HashSet;
 
@@ -22,7 +22,7 @@ const SIGNING: [SigningAlgorithm; 3] =
 const TRANSFORM: Channel = Channel::RDMA_TRANSFORM;
 const V1: u32 = RdmaTransform::CHANNEL_RDMA_V1;
 const INVALIDATE: u32 = RdmaTransform::CHANNEL_RDMA_V1_INVALIDATE;
-/// Where tests write from, and how much.
+/// The memory offset and the length that the tests write from.
 const FROM: usize = 100_000;
 const LENGTH: u32 = 70_001;
 
@@ -45,10 +45,10 @@ fn signing(lab: &mut Lab, algorithm: SigningAlgorithm) -> (Client, FileId) {
     (c, f)
 }
 
-/// What a response to a READ says of the transform: its type, signature and nonce.
+/// The transform that a response to a READ describes: its type, signature and nonce.
 type Said = (u16, Vec<u8>, Vec<u8>);
 
-/// Reads into these pieces of memory: how much, and what the response says.
+/// Reads into these pieces of memory. Returns the byte count and the response's transform.
 fn read_into(
     c: &mut Client,
     f: FileId,
@@ -104,7 +104,7 @@ fn write_with(c: &mut Client, f: FileId, channel: Channel, info: &[u8]) -> Resul
     Ok(write::Response::parse(&answer.message).expect("well formed").count)
 }
 
-/// Seals what lies in memory from [`FROM`] on: the clear text, and the channel information.
+/// Seals the memory from [`FROM`] on. Returns the clear text and the channel information.
 fn seal(c: &mut Client, channel: u32) -> (Vec<u8>, Vec<u8>) {
     let range = FROM..FROM + LENGTH as usize;
     let clear = c.memory[range.clone()].to_vec();
@@ -114,7 +114,7 @@ fn seal(c: &mut Client, channel: u32) -> (Vec<u8>, Vec<u8>) {
     (clear, info(channel, CryptoTransform::ENCRYPTION, &tag, &nonce, &[(FROM, LENGTH)]))
 }
 
-/// Signs it: the channel information.
+/// Signs that memory. Returns the channel information.
 fn sign(c: &Client) -> Vec<u8> {
     let (key, nonce) = (c.signing_key(), [9; 12]);
     let signature = key.sign_payload(nonce, &c.memory[FROM..FROM + LENGTH as usize]);
@@ -132,7 +132,7 @@ fn what_both_can_do_is_negotiated_over_rdma_only() {
         (vec![Id::SIGNING, Id(7)], vec![Cipher::Aes128Gcm], Some(vec![Id::SIGNING])),
         (vec![Id(7)], vec![Cipher::Aes128Gcm], Some(none.clone())),
         (vec![Id::NONE], vec![Cipher::Aes128Gcm], Some(none.clone())),
-        // Without a cipher nothing can be sealed.
+        // Without a cipher, nothing can be sealed.
         (vec![Id::ENCRYPTION], vec![], Some(none)),
     ] {
         let c = lab.over_rdma(|c| {
@@ -161,7 +161,7 @@ fn sealed_payload_is_ciphertext_in_the_clients_memory_and_clear_in_the_file() {
         assert!(c.memory[FROM..FROM + LENGTH as usize] != clear[..], "{cipher:?}");
         assert_eq!(write_with(&mut c, f, TRANSFORM, &info), Ok(LENGTH), "{cipher:?}");
         assert!(calls::read(&mut c, f, 0, LENGTH).expect("it is there") == clear, "{cipher:?}");
-        // In pieces, the second first; and more than there is.
+        // In pieces, the second first, and with more room than there is data.
         c.memory.fill(0);
         let pieces = [(500_000, 50_000), (300_000, 50_000)];
         let (count, said) = read_into(&mut c, f, 100_000, &pieces).expect("it is there");
@@ -208,7 +208,7 @@ fn signed_payload_is_clear_and_vouched_for() {
             assert_eq!(nonce.len(), if key.takes_nonce() { 12 } else { 0 }, "{algorithm:?}");
             let used = if nonce.is_empty() { [0; 12] } else { nonce[..].try_into().unwrap() };
             assert!(key.verify_payload(used, &clear, &signature[..].try_into().unwrap()), "{algorithm:?}");
-            // Messages' nonces, which are under the same key, end in zeros ([MS-SMB2] 3.1.4.1).
+            // Nonces of messages, which use the same key, end in zeros ([MS-SMB2] 3.1.4.1).
             assert!(nonce.is_empty() || (nonce[11] != 0 && nonces.insert(nonce)), "{algorithm:?}");
         }
     }
@@ -255,7 +255,7 @@ fn transforms_that_cannot_be_are_refused() {
     let sealed = |signature: &[u8], nonce: &[u8], pieces| {
         info(V1, CryptoTransform::ENCRYPTION, signature, nonce, pieces)
     };
-    // Descriptors where padding would have to be.
+    // Descriptors in place of the padding.
     let mut unpadded = good.clone();
     unpadded.drain(52..56);
     unpadded[0] = 52;
@@ -289,7 +289,7 @@ fn transforms_that_cannot_be_are_refused() {
         assert!(lab.memory.take_log().is_empty(), "{what}");
     }
     assert_eq!(write_with(&mut c, f, TRANSFORM, &good), Ok(LENGTH), "the good one");
-    // Sealed payload in a message that is not.
+    // Sealed payload in a message that is not sealed.
     let (mut c, f) = signing(&mut lab, SigningAlgorithm::AesGmac);
     assert_eq!(write_with(&mut c, f, TRANSFORM, &good), Err(NtStatus::INVALID_PARAMETER));
     for (signature, nonce) in [(&[0; 15][..], &[0; 12][..]), (&[0; 16], &[0; 11])] {
@@ -327,12 +327,12 @@ fn what_was_not_negotiated_is_refused_and_payload_never_goes_in_clear_that_must_
             "{offered:?}"
         );
     }
-    // Where nothing has to be protected nothing is, as ever.
+    // If no protection is required, nothing is protected, as before.
     let mut c = lab.over_rdma(|c| c.transforms = BOTH.to_vec());
     let f = file("g").id(&mut c);
     assert_eq!(write_with(&mut c, f, Channel::RDMA_V1, &there), Ok(LENGTH));
     assert_eq!(read_into(&mut c, f, LENGTH, &[(0, LENGTH)]), Ok((LENGTH, None)));
-    // With signatures on all messages, but without their transform.
+    // With signatures on all messages, but without the signing transform.
     let mut lab = Lab::with(|volume| volume.protection = Protection::Sign);
     let mut c = lab.over_rdma(|c| {
         c.transforms = vec![Id::ENCRYPTION];
@@ -368,7 +368,7 @@ fn the_list_of_sessions_says_how_payload_goes() {
         });
         let _second = lab.channel(&first);
         if protection == Optional {
-            // The client may do of itself what it need not.
+            // The client can protect more than it must.
             let mut sealing = lab.over_rdma(|c| c.transforms = transforms.to_vec());
             sealing.seal = true;
             file("f").id(&mut sealing);

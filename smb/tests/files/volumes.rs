@@ -1,4 +1,4 @@
-//! Taking a volume away while clients use it.
+//! Removing a volume while clients use it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use forebay_smb::status::NtStatus;
 
 use crate::calls::{Lab, close, file, read, write};
 
-/// Where refusals could disturb a client, two of three of its requests failed.
+/// When refusals still disturbed clients, two thirds of their requests failed.
 const READS: u32 = 4_000;
 
 #[test]

@@ -1,4 +1,4 @@
-//! CHANGE_NOTIFY: what is reported of directories, when, and how their requests end.
+//! CHANGE_NOTIFY: which changes of directories are reported, when, and how the requests end.
 
 use forebay_smb::ids::FileId;
 use forebay_smb::limits;
@@ -27,7 +27,7 @@ fn ask_for(client: &mut Client, id: FileId, filter: CompletionFilter, tree: bool
     client.call(Command::CHANGE_NOTIFY, &body).unwrap()
 }
 
-/// Asks and has to wait; the AsyncId.
+/// Sends a request that has to wait. Returns the AsyncId.
 fn waits(client: &mut Client, id: FileId, filter: CompletionFilter, tree: bool) -> u64 {
     let answer = ask_for(client, id, filter, tree, 4096);
     assert_eq!(answer.status(), NtStatus::PENDING);
@@ -48,7 +48,7 @@ fn changes(answer: &Answer) -> Result<Vec<(NotifyAction, String)>, NtStatus> {
     }
 }
 
-/// What a request that waited was answered with.
+/// The answer to a request that waited.
 fn reported(client: &mut Client) -> Result<Vec<(NotifyAction, String)>, NtStatus> {
     let answer = client.answers.pop_front().expect("an answer");
     assert!(answer.header.flags.contains(HeaderFlags::ASYNC_COMMAND));
@@ -83,7 +83,7 @@ fn remove(client: &mut Client, name: &str) {
 fn names_that_come_go_and_change_are_reported() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
-    // An open that may delete it keeps others from renaming in it.
+    // An open that may delete the directory prevents renames in it by others.
     let d = directory("d").access(AccessMask::FILE_GENERIC_READ).id(&mut a);
     waits(&mut a, d, NAMES, false);
     make(&mut b, "elsewhere");
@@ -92,14 +92,14 @@ fn names_that_come_go_and_change_are_reported() {
     make(&mut b, "d\\f");
     lab.deliver(&mut [&mut a, &mut b]);
     assert_eq!(reported(&mut a), list(&[(ADDED, "f")]));
-    // What happens between two requests is kept.
+    // Changes between two requests are kept.
     let f = file("d\\f").id(&mut b);
     rename(&mut b, f, "d\\g", false).unwrap();
     close(&mut b, f).unwrap();
     remove(&mut b, "d\\g");
     let between = changes(&ask_for(&mut a, d, NAMES, false, 4096));
     assert_eq!(between, list(&[(OLD, "f"), (NEW, "g"), (REMOVED, "g")]));
-    // To another directory it goes, and comes.
+    // A file moves into the directory from another one, and back.
     waits(&mut a, d, NAMES, false);
     let e = file("elsewhere").id(&mut b);
     rename(&mut b, e, "d\\here", false).unwrap();
@@ -139,7 +139,7 @@ fn only_what_the_filter_names_is_reported_and_the_first_filter_stays() {
     assert_eq!(reported(&mut a), list(&[(MODIFIED, "f")]));
     assert_eq!(changes(&ask_for(&mut a, other, NAMES, false, 4096)), list(&[(MODIFIED, "f")]), "once");
 
-    // Without a filter nothing is ever reported but the end.
+    // Without a filter, only the end is ever reported.
     let blind = directory("d").disposition(CreateDisposition::OPEN).id(&mut a);
     waits(&mut a, blind, CompletionFilter(0xffff_f000), true);
     make(&mut b, "d\\i");
@@ -165,7 +165,7 @@ fn a_tree_is_watched_to_its_depths_and_from_the_root() {
     let mut reported = [reported(&mut a).unwrap(), reported(&mut a).unwrap()].concat();
     reported.sort_by(|x, y| x.1.cmp(&y.1));
     assert_eq!(Ok(reported), list(&[(ADDED, "d\\e\\f"), (ADDED, "e\\f")]));
-    // A name that only begins alike is not below.
+    // A directory that only shares a name prefix is not below.
     waits(&mut a, d, NAMES, true);
     let like = directory("d2").id(&mut b);
     close(&mut b, like).unwrap();
@@ -195,7 +195,7 @@ fn more_than_there_is_room_for_is_answered_with_notify_enum_dir() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let d = directory("d").id(&mut a);
-    // As much is kept as the first request has room for.
+    // The server keeps as many changes as the first request has room for.
     let first = ask_for(&mut a, d, NAMES, false, 30);
     let Ids::Async { async_id } = first.header.ids else { panic!("it waits") };
     cancel(&mut a, async_id);
@@ -211,7 +211,7 @@ fn more_than_there_is_room_for_is_answered_with_notify_enum_dir() {
     make(&mut b, "d\\i");
     lab.deliver(&mut [&mut a, &mut b]);
     assert_eq!(reported(&mut a), list(&[(ADDED, "i")]));
-    // Room for nothing is a wish to know that something has happened.
+    // An empty buffer only asks whether something has changed.
     assert_eq!(ask_for(&mut a, d, NAMES, false, 0).status(), NtStatus::PENDING);
     make(&mut b, "d\\j");
     lab.deliver(&mut [&mut a, &mut b]);
@@ -265,7 +265,7 @@ fn what_had_come_when_a_request_is_cancelled_is_reported() {
     let d = directory("d").id(&mut a);
     let async_id = waits(&mut a, d, NAMES, false);
     make(&mut b, "d\\f");
-    // The wake-up is on its way.
+    // The wake-up is still on its way.
     cancel(&mut a, async_id);
     assert_eq!(reported(&mut a), list(&[(ADDED, "f")]));
     lab.deliver(&mut [&mut a, &mut b]);
@@ -333,7 +333,7 @@ fn a_lost_channel_takes_its_request_with_it_and_no_change_is_missed() {
     let d = directory("d").id(&mut a);
     waits(&mut a, d, NAMES, false);
     make(&mut b, "d\\f");
-    // Lost before it was woken: the other channel is asked to look.
+    // Lost before the wake-up: the other channel is asked to retry.
     a.disconnect();
     lab.deliver(&mut [&mut a, &mut second, &mut b]);
     assert_eq!(ask_for(&mut second, d, NAMES, false, 4096).status(), NtStatus::NOTIFY_ENUM_DIR);

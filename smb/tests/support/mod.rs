@@ -28,18 +28,18 @@ use forebay_smbdirect::wire::Token;
 /// 2026-11-21, FILETIME.
 pub const NOW: u64 = 134_082_432_000_000_000;
 
-/// When virtual time begins, by the clock that never steps.
+/// The start of virtual time, by the monotonic clock.
 pub fn start() -> Instant {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     *START
 }
 
-/// When virtual time begins, by both clocks.
+/// The start of virtual time, by both clocks.
 pub fn present() -> Now {
     Now { instant: start(), wall: FileTime(NOW) }
 }
 
-/// Where a client's memory begins for RDMA.
+/// The address at which a client's memory starts for RDMA.
 pub const MEMORY_AT: u64 = 0x7f00_0000_0000;
 
 /// Bytes that a test received or sends.
@@ -87,10 +87,10 @@ pub fn volume(id: &str, backend: FsHandle) -> VolumeConfig {
     }
 }
 
-/// What carries out the operations that a connection asks for.
+/// Carries out the operations that a connection requests.
 pub type Backend = Box<dyn FnMut(FsOpKind) -> FsResult + Send>;
 
-/// A server that serves volume `vol` from nowhere.
+/// A server with volume `vol` at an arbitrary address.
 pub fn server() -> Arc<Server> {
     let server = Server::new(config());
     server.add_volume(volume("vol", FsHandle(Arc::new(())))).unwrap();
@@ -101,7 +101,7 @@ pub fn server() -> Arc<Server> {
 #[derive(Debug)]
 pub struct Answer {
     pub header: Header,
-    /// From the SMB2 header on.
+    /// The message from the SMB2 header on.
     pub message: Vec<u8>,
     pub sealed: bool,
 }
@@ -113,34 +113,34 @@ impl Answer {
 }
 
 struct Keys {
-    /// The channel's.
+    /// The channel's key.
     signing: SigningKey,
-    /// The session's, which is that of its first channel.
+    /// The session's key, which is the key of its first channel.
     session: SigningKey,
     seal: Option<(SealingKey, OpeningKey, NonceSequence)>,
 }
 
 pub struct Client {
-    /// That of its connection.
+    /// The id of its connection.
     pub id: u64,
     pub server: Arc<Server>,
     pub connection: Connection,
     pub dialect: Dialect,
     pub ciphers: Vec<Cipher>,
     pub signing_algorithms: Vec<SigningAlgorithm>,
-    /// Offered for payload that goes by RDMA.
+    /// The transforms offered for payload over RDMA.
     pub transforms: Vec<RdmaTransform>,
-    /// What the server answered to that.
+    /// The server's answer to that offer.
     pub transforms_answered: Option<Vec<RdmaTransform>>,
-    /// Asks for the POSIX extensions.
+    /// Requests the POSIX extensions.
     pub posix: bool,
-    /// The server has them.
+    /// Whether the server has them.
     pub posix_answered: bool,
     pub capabilities: Capabilities,
     pub client_guid: [u8; 16],
-    /// ChannelSequence of the requests that are made.
+    /// ChannelSequence of the client's requests.
     pub channel_sequence: u16,
-    /// Requests are said to be sent again.
+    /// Marks requests as replays.
     pub replay: bool,
     pub session_id: u64,
     pub tree_id: u32,
@@ -155,7 +155,7 @@ pub struct Client {
     pub now: Now,
     /// Unclaimed answers.
     pub answers: VecDeque<Answer>,
-    /// What the server reaches by RDMA: byte 0 has the address [`MEMORY_AT`].
+    /// Memory that the server accesses by RDMA: byte 0 has the address [`MEMORY_AT`].
     pub memory: Vec<u8>,
     /// The token that each frame invalidated.
     pub invalidated: Vec<Option<Token>>,
@@ -163,11 +163,11 @@ pub struct Client {
     signing: SigningAlgorithm,
     preauth: PreauthHash,
     keys: Option<Keys>,
-    /// What NTLM exports.
+    /// The session key that NTLM exports.
     session_key: [u8; 16],
-    /// A binding is under way: all its answers but the last are signed with the session's key.
+    /// A binding is in progress: all its answers except the last are signed with the session's key.
     binding: bool,
-    /// The nonces of what the server sealed, for tests that look at them.
+    /// The nonces of the messages that the server sealed, for tests that check them.
     pub nonces: Vec<[u8; 16]>,
 }
 
@@ -270,7 +270,8 @@ impl Client {
         self.run()
     }
 
-    /// Sends a request in clear with a first operation that the backend is slow to carry out: [`Self::finish`] does.
+    /// Sends a request in clear and returns its first operation, which a slow backend has not carried out yet. Use
+    /// [`Self::finish`].
     pub fn begin(&mut self, command: Command, body: &[u8]) -> FsOp {
         let header = self.header(command, 1);
         let message = self.message(header, body);
@@ -278,7 +279,7 @@ impl Client {
         self.connection.poll_fs().expect("an operation")
     }
 
-    /// Carries out what [`Self::begin`] left, and all that follows from it.
+    /// Carries out the operation from [`Self::begin`] and everything that follows from it.
     pub fn finish(&mut self, op: FsOp) {
         let result = (self.backend)(op.kind);
         self.connection.complete(self.now, op.id, result).unwrap();
@@ -330,7 +331,7 @@ impl Client {
         }
     }
 
-    /// What a transport makes of a WRITE with data that are here.
+    /// Turns a WRITE with remote data into one with local data, as a transport does.
     fn fetched(&self, kind: FsOpKind) -> Result<FsOpKind, NtStatus> {
         let FsOpKind::WriteRemote { handle, offset, source, length, proof, write_through } = kind else {
             return Ok(kind);
@@ -349,7 +350,7 @@ impl Client {
         Ok(FsOpKind::Write { handle, offset, frame: Arc::new(Bytes(data)), range, write_through })
     }
 
-    /// Seals payload for the server to fetch: the nonce and the tag.
+    /// Seals payload for the server to fetch. Returns the nonce and the tag.
     pub fn seal_payload(&mut self, data: &mut [u8]) -> (Vec<u8>, [u8; 16]) {
         let keys = self.keys.as_mut().expect("logged on");
         let (sealing, _, nonces) = keys.seal.as_mut().expect("negotiated a cipher");
@@ -374,7 +375,7 @@ impl Client {
             let message = frame[range.expect("well-formed")].to_vec();
             let header = Header::parse(&message).expect("a header");
             assert!(header.is_response());
-            // That a session is gone is said without its key.
+            // The response for a session that is gone is not signed with its key.
             let without_key = header.status == NtStatus::USER_SESSION_DELETED && header.signature == [0; 16];
             if header.flags.contains(HeaderFlags::SIGNED)
                 && !without_key
@@ -389,7 +390,7 @@ impl Client {
         }
     }
 
-    /// Sends one request and gives its answer.
+    /// Sends one request and returns its answer.
     pub fn call(&mut self, command: Command, body: &[u8]) -> Result<Answer, Disconnect> {
         self.call_charged(command, body, 1)
     }
@@ -401,7 +402,7 @@ impl Client {
         Ok(self.answers.pop_front().expect("an answer"))
     }
 
-    /// Sends a request of which nothing may come for now: a SET_INFO that waits has no interim response.
+    /// Sends a request that can stay unanswered for now: a SET_INFO that waits has no interim response.
     pub fn ask(&mut self, command: Command, body: &[u8]) -> Option<Answer> {
         let header = self.header(command, 1);
         let message = self.message(header, body);
@@ -467,12 +468,12 @@ impl Client {
         message
     }
 
-    /// Becomes a channel of the session of `first`; the last answer.
+    /// Becomes a channel of the session of `first`. Returns the last answer.
     pub fn bind(&mut self, first: &Client, user: &str, password: &str) -> Result<Answer, Disconnect> {
         self.bind_with(first, user, password, |_, _| {})
     }
 
-    /// As [`Self::bind`]; `change` may spoil each leg (0 and 1) before it is sent.
+    /// Like [`Self::bind`]; `change` can corrupt each leg (0 and 1) before it is sent.
     pub fn bind_with(
         &mut self,
         first: &Client,
@@ -513,7 +514,7 @@ impl Client {
         self.keys = Some(Keys {
             signing: SigningKey::derive(self.signing, derivation, &key),
             session,
-            // A client keeps its own nonces apart, too.
+            // A client keeps its own nonces distinct, too.
             seal: shared.map(|(s, o, _)| {
                 (s.clone(), o.clone(), NonceSequence::new(self.session_key[..3].try_into().unwrap(), 1))
             }),
@@ -530,7 +531,7 @@ impl Client {
         Ok(answer)
     }
 
-    /// A further channel of the session of `first`, a client of volume `vol`.
+    /// Another channel of the session of `first`, a client of volume `vol`.
     pub fn channel(first: &Client, id: u64, backend: Backend) -> Self {
         let mut client = Self::new(&first.server, id, first.dialect);
         client.backend = backend;
@@ -542,7 +543,7 @@ impl Client {
         client
     }
 
-    /// The first leg of authenticating the session again.
+    /// Sends the first leg of a reauthentication of the session.
     pub fn begin_reauthentication(&mut self, user: &str) -> Result<(), Disconnect> {
         let first = requests::initiator_with(user, "", self.session_key).first();
         let message = self.session_setup_message(&first, 0);
@@ -552,26 +553,26 @@ impl Client {
         Ok(())
     }
 
-    /// Speaks of another client's session without having joined it.
+    /// Uses another client's session without having joined it.
     pub fn adopt(&mut self, other: &Client) {
         let session = &other.keys.as_ref().expect("keys").session;
         self.keys = Some(Keys { signing: session.clone(), session: session.clone(), seal: None });
         (self.session_id, self.tree_id) = (other.session_id, other.tree_id);
     }
 
-    /// Signs with the keys of another channel of the session from now on.
+    /// From now on, signs with the keys of another channel of the session.
     pub fn sign_as(&mut self, other: &Client) {
         let (keys, others) = (self.keys.as_mut().expect("keys"), other.keys.as_ref().expect("keys"));
         keys.signing = others.signing.clone();
     }
 
-    /// The connection is lost.
+    /// Drops the connection.
     pub fn disconnect(&mut self) {
         self.connection.close(self.now);
         self.run().unwrap();
     }
 
-    /// Logs on; the last answer.
+    /// Logs on. Returns the last answer.
     pub fn logon(&mut self, user: &str, password: &str, previous: u64) -> Result<Answer, Disconnect> {
         let mut initiator = requests::initiator_with(user, password, self.session_key);
         let mut preauth = self.preauth;

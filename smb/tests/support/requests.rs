@@ -1,4 +1,4 @@
-//! How a test's client begins: the bodies of its first requests, and its side of the log-on. Shared with the server's tests.
+//! The start of a test's client: the bodies of its first requests and its side of the logon. Shared with the server's tests.
 
 use forebay_smb::auth::{Initiator, InitiatorConfig, NtHash};
 use forebay_smb::crypto::{Cipher, SessionKey, SigningAlgorithm};
@@ -6,7 +6,7 @@ use forebay_smb::wire::negotiate::{self, Capabilities, Dialect, SecurityMode};
 use forebay_smb::wire::negotiate_context::{self, HashAlgorithm, NegotiateContext, RdmaTransform};
 use forebay_smb::wire::{Command, FileTime, Header, Ids, session_setup, tree_connect};
 
-/// What a client can do unless it says otherwise.
+/// The client's default capabilities.
 pub const CAPABILITIES: Capabilities = Capabilities::ENCRYPTION.union(Capabilities::LARGE_MTU);
 pub const CLIENT_GUID: [u8; 16] = [3; 16];
 
@@ -27,12 +27,12 @@ pub fn header(
     header
 }
 
-/// NEGOTIATE for one dialect; no signing algorithms, no such context.
+/// NEGOTIATE for one dialect. Without signing algorithms, the context is omitted.
 pub fn negotiate(dialect: Dialect, ciphers: &[Cipher], signing: &[SigningAlgorithm]) -> Vec<u8> {
     negotiate_as(dialect, ciphers, signing, CAPABILITIES, CLIENT_GUID)
 }
 
-/// As [`negotiate`], with the GUID and the capabilities of the client.
+/// Like [`negotiate`], with the client's GUID and capabilities.
 pub fn negotiate_as(
     dialect: Dialect,
     ciphers: &[Cipher],
@@ -43,7 +43,7 @@ pub fn negotiate_as(
     negotiate_with(dialect, ciphers, signing, &[], false, capabilities, client_guid)
 }
 
-/// As [`negotiate_as`], with the transforms that there are for payload that goes by RDMA.
+/// Like [`negotiate_as`], with the transforms for payload over RDMA.
 pub fn negotiate_with(
     dialect: Dialect,
     ciphers: &[Cipher],
@@ -89,12 +89,12 @@ pub fn negotiate_with(
     body
 }
 
-/// The client's side of a log-on by NTLM.
+/// The client's side of an NTLM logon.
 pub fn initiator(user: &str, password: &str) -> Initiator {
     initiator_with(user, password, [5; 16])
 }
 
-/// As [`initiator`], with the key that comes out.
+/// Like [`initiator`], with the session key to export.
 pub fn initiator_with(user: &str, password: &str, session_key: [u8; 16]) -> Initiator {
     Initiator::new(InitiatorConfig {
         user: user.to_owned(),
@@ -108,12 +108,12 @@ pub fn initiator_with(user: &str, password: &str, session_key: [u8; 16]) -> Init
     })
 }
 
-/// One leg of it.
+/// One leg of a logon.
 pub fn session_setup(token: &[u8], previous_session_id: u64) -> Vec<u8> {
     session_setup_with(token, previous_session_id, session_setup::Flags::empty())
 }
 
-/// One leg of binding a channel.
+/// One leg of a channel binding.
 pub fn session_bind(token: &[u8]) -> Vec<u8> {
     session_setup_with(token, 0, session_setup::Flags::BINDING)
 }

@@ -1,5 +1,5 @@
-//! Two connections and the wire between them: real bytes in registered buffers, virtual time, and a referee that reads
-//! along and knows the rules by itself.
+//! Two connections and the wire between them: real bytes in registered buffers, virtual time, and a referee that reads all
+//! messages and implements the rules independently.
 
 #![allow(dead_code, reason = "every test uses a part of it")]
 
@@ -11,19 +11,19 @@ use forebay_smbdirect::{
     BufferId, Config, Connection, Disconnect, MessageId, Parameters, Received, Segment, SendError,
 };
 
-/// Buffers from here on are for sending.
+/// Buffers from this number on are for sending.
 const SEND_BUFFERS: u32 = 1 << 20;
 
 /// A message between two devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
-    /// What lies in the receiver's buffer.
+    /// The contents of the receiver's buffer.
     pub(crate) bytes: Vec<u8>,
     /// SEND_WITH_INV.
     pub(crate) invalidate: Option<Token>,
-    /// Credits that it carries; none in a Negotiate Request.
+    /// Credits that it grants; zero in a Negotiate Request.
     pub(crate) granted: u16,
-    /// Whether it costs a credit: all but the negotiation's.
+    /// Whether it costs a credit: all messages except those of the negotiation do.
     pub(crate) data: bool,
 }
 
@@ -32,24 +32,24 @@ pub(crate) struct Peer {
     pub(crate) connection: Connection,
     pub(crate) config: Config,
     pub(crate) now: Instant,
-    /// All receive buffers, one behind the other.
+    /// All receive buffers, consecutively.
     receive: Vec<u8>,
-    /// Receives posted, in the order in which the device takes them.
+    /// Posted receives, in the order in which the device uses them.
     posted: VecDeque<BufferId>,
-    /// Buffers of a message that is not whole.
+    /// Buffers of an incomplete message.
     held: usize,
-    /// Messages that the upper layer has not dealt with.
+    /// Messages that the upper layer has not processed.
     delivered: VecDeque<Vec<BufferId>>,
     send: HashMap<BufferId, Vec<u8>>,
     queued: HashMap<MessageId, Vec<BufferId>>,
     next_buffer: u32,
     next_message: u64,
-    /// SENDs that the other device has taken, with what they complete.
+    /// SENDs that the other device has received, with the messages that they complete.
     taken: VecDeque<Option<MessageId>>,
     in_flight: VecDeque<Option<MessageId>>,
-    /// Upper-layer messages that came.
+    /// Received upper-layer messages.
     pub(crate) received: Vec<Vec<u8>>,
-    /// Tokens that came with them.
+    /// Tokens invalidated with them.
     pub(crate) invalidated: Vec<Option<Token>>,
     pub(crate) negotiated: Option<Parameters>,
     pub(crate) ended: Option<Disconnect>,
@@ -95,7 +95,7 @@ impl Peer {
         self.queued.len()
     }
 
-    /// Queues a message that lies in as many buffers as there are cuts, and one.
+    /// Queues a message in one buffer more than there are cuts.
     pub(crate) fn send(
         &mut self,
         bytes: &[u8],
@@ -109,7 +109,7 @@ impl Peer {
         let id = MessageId(self.next_message);
         for end in cuts {
             let buffer = BufferId(self.next_buffer + segments.len() as u32);
-            // Not from the start, so that a segment's own start counts.
+            // With an offset, so that the segment's own start matters.
             let start = 1 + segments.len() as u32 * 3;
             let mut content = vec![0xdd; start as usize];
             content.extend_from_slice(&bytes[begin..end]);
@@ -124,7 +124,7 @@ impl Peer {
         Ok(id)
     }
 
-    /// What the connection wants to post next, gathered by the device.
+    /// The connection's next message to post, gathered by the device.
     pub(crate) fn poll(&mut self) -> Option<Packet> {
         let transmit = self.connection.poll_transmit(self.now)?;
         assert!(transmit.segments().len() <= self.config.send_segments_max);
@@ -141,13 +141,13 @@ impl Peer {
         Some(packet)
     }
 
-    /// The other device took the oldest SEND.
+    /// The other device has received the oldest SEND.
     pub(crate) fn taken(&mut self) {
         let send = self.in_flight.pop_front().expect("something is in flight");
         self.taken.push_back(send);
     }
 
-    /// Completions of all SENDs that were taken; true where there were some.
+    /// Completes all SENDs that were received. Returns whether there were any.
     pub(crate) fn complete(&mut self) -> bool {
         let count = self.taken.len() as u16;
         for message in std::mem::take(&mut self.taken).into_iter().flatten() {
@@ -162,7 +162,7 @@ impl Peer {
         count > 0
     }
 
-    /// A message comes in. The device needs a receive for it.
+    /// Delivers a message. The device needs a posted receive for it.
     pub(crate) fn deliver(&mut self, packet: &Packet) {
         let buffer = self.posted.pop_front().expect("receiver not ready: a message without a posted receive");
         let size = self.config.max_receive_size as usize;
@@ -205,14 +205,14 @@ impl Peer {
     }
 
     fn post(&mut self, buffer: BufferId) {
-        // What was in it is gone.
+        // The previous contents are lost.
         let size = self.config.max_receive_size as usize;
         self.receive[buffer.0 as usize * size..][..128].fill(0xee);
         self.posted.push_back(buffer);
         self.connection.receives_posted(1);
     }
 
-    /// The upper layer has dealt with its oldest message.
+    /// The upper layer has processed its oldest message.
     pub(crate) fn release(&mut self) {
         for buffer in self.delivered.pop_front().unwrap_or_default() {
             self.post(buffer);
@@ -235,12 +235,12 @@ impl Peer {
     }
 }
 
-/// What a bystander can know of one side by the messages alone.
+/// The state of one side as far as the messages alone determine it.
 #[derive(Default)]
 struct Ledger {
-    /// Credits that the side has been granted and has not spent.
+    /// Credits that the side was granted and has not spent.
     credits: i64,
-    /// Credits that it gave and that have not come back as a message.
+    /// Credits that it granted and that have not been spent on a message.
     given: i64,
     fragmented: u32,
 }
@@ -252,7 +252,7 @@ pub(crate) struct Pair {
     pub(crate) wire: [VecDeque<Packet>; 2],
     ledgers: [Ledger; 2],
     pub(crate) now: Instant,
-    /// Every message so far: the side that sent it, and its first bytes.
+    /// All messages so far: the side that sent each one, and its first bytes.
     pub(crate) log: Vec<(usize, Vec<u8>)>,
 }
 
@@ -271,7 +271,7 @@ impl Pair {
         }
     }
 
-    /// As [`Pair::new`], negotiated.
+    /// Like [`Pair::new`], after the negotiation.
     pub(crate) fn connected(active: Config, passive: Config) -> Self {
         let mut pair = Self::new(active, passive);
         pair.link();
@@ -286,7 +286,7 @@ impl Pair {
         }
     }
 
-    /// Takes what one side wants to send onto the wire; true where there was something.
+    /// Puts the messages that one side wants to send on the wire. Returns whether there were any.
     pub(crate) fn pump(&mut self, side: usize) -> bool {
         let mut any = false;
         while let Some(mut packet) = self.peers[side].poll() {
@@ -299,7 +299,7 @@ impl Pair {
         any
     }
 
-    /// The oldest message from one side reaches the other; false where there is none.
+    /// Delivers the oldest message from one side to the other. Returns `false` if there is none.
     pub(crate) fn deliver(&mut self, from: usize) -> bool {
         let Some(packet) = self.wire[from].pop_front() else { return false };
         let to = 1 - from;
@@ -313,7 +313,7 @@ impl Pair {
         true
     }
 
-    /// Lets everything happen that can, with an upper layer that deals with messages at once, until nothing does.
+    /// Processes everything outstanding, with an upper layer that processes messages immediately, until nothing happens.
     pub(crate) fn settle(&mut self) {
         let begin = self.log.len();
         loop {
@@ -334,7 +334,7 @@ impl Pair {
         }
     }
 
-    /// Time passes; each side sees to its timers when they are due.
+    /// Advances time; each side handles its timers when they are due.
     pub(crate) fn advance(&mut self, by: Duration) {
         let until = self.now + by;
         loop {
@@ -354,7 +354,8 @@ impl Pair {
         }
     }
 
-    /// The rules of credits, from the bytes on the wire: whether it is a Data Transfer, and what it grants.
+    /// Checks the credit rules with the bytes on the wire. Returns whether it is a Data Transfer, and the credits that it
+    /// grants.
     fn judge(&mut self, side: usize, bytes: &[u8]) -> (bool, u16) {
         let first = !self.log.iter().any(|(who, _)| *who == side);
         let granted = if first {
@@ -398,7 +399,7 @@ impl Pair {
     }
 }
 
-/// Bytes that differ everywhere.
+/// Bytes that differ in all places.
 pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);

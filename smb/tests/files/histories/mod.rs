@@ -1,14 +1,14 @@
-//! Random histories of clients that cache, checked against a model: leases, oplocks, share modes, byte-range locks and deletion.
+//! Random histories of caching clients, checked against a model: leases, oplocks, share modes, byte-range locks and deletion.
 //!
-//! Each history has three clients and two files. The clients behave as [MS-SMB2] 3.2.4 and 3.2.5 want it: they keep
-//! what they read, write later and keep handles where they may, and give that up when it is broken, at once or late or never.
-//! After every step it holds that
-//! - whatever a program reads, from a cache or the server, is what was written last by any program on any client;
-//! - an open, READ, WRITE or LOCK is refused exactly where the model says so, with the status that it says;
-//! - a client writes to its cache only while no other has the file open; a break takes away what was granted, with an
-//!   acknowledgment where one is due; what others have changed is not used any longer;
-//! - a request waits only as long as there is something to wait for;
-//! - when everything is closed, nothing is left of it.
+//! Each history has three clients and two files. The clients behave as [MS-SMB2] 3.2.4 and 3.2.5 require: they keep what they
+//! read, write back later and keep handles if they may, and give that up after a break, immediately, late or never. After every
+//! step, the following holds:
+//! - a program that reads, from a cache or the server, gets what any program on any client wrote last;
+//! - an open, READ, WRITE or LOCK is refused exactly if the model refuses it, with the model's status;
+//! - a client writes to its cache only while no other client has the file open; a break revokes what was granted, with an
+//!   acknowledgment if one is due; data that others have changed is no longer used;
+//! - a request waits only as long as something blocks it;
+//! - after everything is closed, nothing remains.
 //!
 //! A failure prints the seed and what happened; `FOREBAY_HISTORY=SEED` runs that history alone.
 

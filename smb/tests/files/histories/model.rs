@@ -1,4 +1,4 @@
-//! What a file, its opens and its clients' caches should be, worked out without the server.
+//! The expected state of a file, its opens and its clients' caches, computed without the server.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ pub const RH: LeaseState = R.union(H);
 pub const RW: LeaseState = R.union(W);
 pub const RWH: LeaseState = RW.union(H);
 
-/// Rights that share modes and oplocks are about.
+/// Rights that share modes and oplocks depend on.
 const DATA: AccessMask = AccessMask::FILE_READ_DATA
     .union(AccessMask::FILE_WRITE_DATA)
     .union(AccessMask::FILE_APPEND_DATA)
@@ -35,7 +35,7 @@ pub struct FileOpen {
     pub access: AccessMask,
     pub share: ShareAccess,
     pub cache: Option<CacheId>,
-    /// Its program has closed it; the client keeps it for the next one.
+    /// The program has closed it; the client keeps it for the next open.
     pub kept: bool,
 }
 
@@ -57,7 +57,7 @@ pub fn is_stat_only(access: AccessMask) -> bool {
     !access.intersects(DATA)
 }
 
-/// [MS-FSA] 2.1.5.1.2.2: each must share what the other does.
+/// [MS-FSA] 2.1.5.1.2.2: each must share what the other one accesses.
 pub fn tolerate(a: (AccessMask, ShareAccess), b: (AccessMask, ShareAccess)) -> bool {
     let shares = |access: AccessMask, share: ShareAccess| {
         [
@@ -71,29 +71,29 @@ pub fn tolerate(a: (AccessMask, ShareAccess), b: (AccessMask, ShareAccess)) -> b
     is_stat_only(a.0) || is_stat_only(b.0) || shares(a.0, b.1) && shares(b.0, a.1)
 }
 
-/// What a client has written to its cache only.
+/// Data that a client has written to its cache only.
 #[derive(Clone, Debug)]
 pub struct Dirty {
-    /// The open that it was written by.
+    /// The open that wrote it.
     pub open: FileId,
     pub offset: u64,
     pub bytes: Vec<u8>,
 }
 
-/// What a client may cache of a file, and does.
+/// What a client may cache of a file, and what it caches.
 #[derive(Clone, Debug)]
 pub struct Cache {
     pub id: CacheId,
     pub host: usize,
     pub state: LeaseState,
-    /// What a break asks it to go down to.
+    /// The state that a break asks for.
     pub breaking: Option<LeaseState>,
-    /// When the server's clock saw that first.
+    /// The server's time at the first tick after the break.
     pub seen: Option<Instant>,
     pub epoch: Option<u16>,
-    /// Others have changed the file: it is to lose READ caching.
+    /// Others have changed the file: the client must lose READ caching.
     pub outdated: bool,
-    /// The whole file, as the client believes it to be.
+    /// The whole file, as the client has it in its cache.
     pub contents: Option<Vec<u8>>,
     pub dirty: Vec<Dirty>,
 }
@@ -113,7 +113,7 @@ impl Cache {
         }
     }
 
-    /// It has come down to `state`.
+    /// The client's state is now `state`.
     pub fn become_state(&mut self, state: LeaseState) {
         (self.state, self.breaking) = (state, None);
         if !state.contains(R) {
@@ -125,7 +125,7 @@ impl Cache {
         (self.contents, self.outdated) = (None, false);
     }
 
-    /// Not during a break, even one that leaves it READ caching: the server says that contents have changed meanwhile when it
+    /// Not during a break, even one that leaves READ caching: the server reports later changes of the contents only after it
     /// has the acknowledgment ([MS-SMB2] 3.3.4.7: one break at a time).
     pub fn may_read(&self) -> bool {
         self.state.contains(R) && self.breaking.is_none()
@@ -153,7 +153,7 @@ impl Lock {
         self.offset < offset + length && offset < self.offset + self.length
     }
 
-    /// [MS-FSA] 2.1.5.8. A shared lock may lie on an exclusive one of the same open.
+    /// [MS-FSA] 2.1.5.8. A shared lock may overlap an exclusive lock of the same open.
     fn excludes(&self, new: &Self) -> bool {
         self.meets(new.offset, new.length) && (new.exclusive || self.exclusive && self.open != new.open)
     }
@@ -163,7 +163,7 @@ impl Lock {
 pub struct FileModel {
     pub name: String,
     pub exists: bool,
-    /// What a program sees that reads it now, wherever it runs.
+    /// What a program that reads the file now sees, on any client.
     pub contents: Vec<u8>,
     pub delete_pending: bool,
     pub opens: Vec<FileOpen>,
@@ -208,12 +208,12 @@ impl FileModel {
         self.open(open).and_then(|o| o.cache).and_then(|id| self.cache(id))
     }
 
-    /// Opens that keep another one with these rights out.
+    /// Opens that conflict with another open with these rights.
     pub fn in_the_way(&self, access: AccessMask, share: ShareAccess) -> Vec<&FileOpen> {
         self.opens.iter().filter(|o| !tolerate((o.access, o.share), (access, share))).collect()
     }
 
-    /// The contents have changed: every other client that has read them must not use what it has read any more.
+    /// The contents have changed: every other client that has read them must stop using them.
     pub fn outdate(&mut self, by: Option<CacheId>) {
         for cache in self.caches.iter_mut().filter(|c| Some(c.id) != by && c.state.contains(R)) {
             cache.outdated = true;
@@ -238,7 +238,7 @@ impl FileModel {
         !self.locks.iter().any(|l| l.excludes(new))
     }
 
-    /// What the server should be left with when an open has ended.
+    /// The expected state of the server after an open has ended.
     pub fn closed(&mut self, id: FileId) {
         self.opens.retain(|o| o.id != id);
         self.locks.retain(|l| l.open != id);

@@ -1,4 +1,4 @@
-//! Choices that depend on a seed alone.
+//! Choices that depend only on a seed.
 
 /// SplitMix64.
 pub struct Random(u64);
@@ -29,7 +29,7 @@ impl Random {
         choices[self.below(choices.len())].clone()
     }
 
-    /// One of `choices`, if there is any.
+    /// One of `choices`, or `None` if there are none.
     pub fn any<T: Clone>(&mut self, choices: &[T]) -> Option<T> {
         if choices.is_empty() { None } else { Some(self.pick(choices)) }
     }

@@ -1,4 +1,4 @@
-//! What the server asks clients to give up.
+//! Breaks that the server sends to clients.
 
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -73,7 +73,7 @@ impl World {
         }
     }
 
-    /// Does what a break asks for, and acknowledges it.
+    /// Does what a break asks for and acknowledges it.
     pub(super) fn answer_break(&mut self, file: usize, id: CacheId) {
         let cache = self.files[file].cache(id).expect("it is held");
         let (host, to) = (cache.host, cache.breaking.expect("a break"));

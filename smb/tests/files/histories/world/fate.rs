@@ -1,4 +1,4 @@
-//! What happens to clients.
+//! Events that happen to clients.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{Host, World};
 use crate::histories::model::{CacheId, NONE};
 
 impl World {
-    /// Time passes. A client that has not answered a break in time loses what it held.
+    /// Advances time. A client that has not answered a break in time loses what it held.
     pub(super) fn pass(&mut self, time: Duration) {
         self.note(format!("{time:?} pass"));
         // The server's clock ticks before and after.
@@ -51,7 +51,7 @@ impl World {
         assert_eq!(self.acknowledge(host, id, NONE), late, "too late");
     }
 
-    /// A client loses its connection, and all that it had; it comes back at once.
+    /// A client loses its connection and all its state, and reconnects immediately.
     pub(super) fn lose(&mut self, host: usize) {
         self.note(format!("host {host}: is gone"));
         self.hosts[host].client.disconnect();

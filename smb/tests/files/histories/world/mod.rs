@@ -1,4 +1,4 @@
-//! Clients, files and the server, and what can happen to them.
+//! Clients, files and the server, and the events that can happen to them.
 
 mod breaks;
 mod fate;
@@ -24,14 +24,14 @@ use crate::support::{Answer, Client, start};
 
 const HOSTS: usize = 3;
 const FILES: usize = 2;
-/// Files are no longer than this.
+/// The maximum length of a file.
 const LENGTH: usize = 24;
 const READ_WRITE: AccessMask = AccessMask::FILE_READ_DATA.union(AccessMask::FILE_WRITE_DATA);
 
 struct Host {
     client: Client,
     pending: Vec<Pending>,
-    /// Messages that are still to be looked at.
+    /// Messages that the client has not processed yet.
     inbox: Vec<Answer>,
 }
 
@@ -39,7 +39,7 @@ struct Host {
 #[derive(Clone, Debug)]
 struct Pending {
     message_id: u64,
-    /// Of its interim response, where it has one.
+    /// The AsyncId of its interim response, if it has one.
     async_id: Option<u64>,
     file: usize,
     what: Waits,
@@ -91,19 +91,19 @@ pub struct World {
     files: Vec<FileModel>,
     random: Random,
     now: Instant,
-    /// What the server's connections have for each other.
+    /// Undelivered messages between the server's connections.
     mail: Vec<(ConnectionId, Mail)>,
     story: Story,
 }
 
-/// What has happened, printed if it ends badly.
+/// The events so far, printed on failure.
 struct Story {
     seed: u64,
     events: Vec<String>,
     counts: Counts,
 }
 
-/// How often something happened, by its name.
+/// How often each event happened, by its name.
 pub type Counts = BTreeMap<&'static str, u64>;
 
 impl Drop for Story {
@@ -135,7 +135,7 @@ impl World {
         }
     }
 
-    /// What happened in it, how often.
+    /// Runs the history. Returns how often each event happened.
     pub fn run(mut self, steps: usize) -> Counts {
         for _ in 0..steps {
             self.step();
@@ -177,12 +177,12 @@ impl World {
 
     // Messages
 
-    /// Sends a request; its first answer. Whatever comes with it is looked at later.
+    /// Sends a request and returns its first answer. Other messages are processed later.
     fn call(&mut self, host: usize, command: Command, body: &[u8]) -> Answer {
         self.ask(host, command, body).expect("an answer")
     }
 
-    /// As [`Self::call`]; where it waits without an interim response, its MessageId.
+    /// Like [`Self::call`]; returns the MessageId if the request waits without an interim response.
     fn ask(&mut self, host: usize, command: Command, body: &[u8]) -> Result<Answer, u64> {
         let Host { client, inbox, .. } = &mut self.hosts[host];
         let header = client.header(command, 1);
@@ -194,7 +194,7 @@ impl World {
         Ok(inbox.remove(at))
     }
 
-    /// Hands over everything that is under way, then checks what should hold at rest.
+    /// Delivers all outstanding messages, then checks the invariants at rest.
     fn settle(&mut self) {
         loop {
             while let Some(host) = self.hosts.iter().position(|h| !h.inbox.is_empty()) {
@@ -203,8 +203,8 @@ impl World {
             }
             self.mail.extend(self.lab.server.take_mail());
             let Some((to, _)) = self.mail.first() else { break };
-            // A client is notified of a break before it is answered what came after. On a network the two can cross: of a
-            // lease of version 2 the epoch says so, of others the client then believes that it may cache less than it may.
+            // The server notifies a client of a break before it answers later requests. On a network the two can cross: with a
+            // lease of version 2 the epoch shows this; with others the client then assumes fewer caching rights than it has.
             let is_break =
                 |(receiver, what): &&(ConnectionId, Mail)| receiver == to && matches!(what, Mail::Break(_));
             let at = self.mail.iter().position(|mail| is_break(&mail)).unwrap_or(0);
@@ -266,7 +266,7 @@ impl World {
         self.hosts[host].pending.push(pending);
     }
 
-    /// What should hold when nothing is under way.
+    /// Checks the invariants when no message is outstanding.
     fn check(&self) {
         for pending in self.hosts.iter().flat_map(|h| &h.pending) {
             let file = &self.files[pending.file];
@@ -292,7 +292,7 @@ impl World {
         }
     }
 
-    /// Everyone answers and closes: then nothing is left.
+    /// All clients answer and close: then nothing remains.
     fn end(&mut self) {
         self.note("the end".to_owned());
         for _ in 0..100 {

@@ -46,7 +46,7 @@ impl World {
             }
             _ => {
                 let key = self.key(file);
-                // A lease has one version.
+                // A lease keeps its version.
                 Ask::Lease {
                     key,
                     state: self.random.pick(&[R, RH, RW, RWH, RWH, RWH]),
@@ -62,7 +62,7 @@ impl World {
             return;
         }
         let wish = self.wish(file);
-        // A handle that was kept serves again.
+        // A kept handle serves again.
         let serves =
             |o: &&mut FileOpen| o.kept && o.host == host && (o.access, o.share) == (wish.access, wish.share);
         if !wish.overwrites()
@@ -74,7 +74,7 @@ impl World {
             self.count("opens by a handle that was kept");
             return;
         }
-        // What it has written itself comes before what it opens for now.
+        // The client writes back its own cached data before this open.
         for id in self.caches_of(host, file) {
             self.write_back(file, id);
         }
@@ -122,7 +122,7 @@ impl World {
                 }
                 NtStatus::SHARING_VIOLATION => {
                     assert!(!in_the_way.is_empty(), "nothing is in the way");
-                    // A client knows of its own, and closes them first.
+                    // A client knows its own kept handles and closes them first.
                     let own = wish.ask.cache(host);
                     let of_others = in_the_way.iter().filter(|o| o.kept && o.cache != own);
                     let kept = of_others
@@ -154,7 +154,7 @@ impl World {
         if wish.overwrites() {
             file.outdate(own);
             file.contents.clear();
-            // What this client itself had in its cache is gone; others are notified.
+            // This client's own cached data is gone; others are notified.
             for cache in file.caches.iter_mut().filter(|c| c.host == host) {
                 cache.contents = None;
                 cache.dirty.clear();
@@ -205,7 +205,7 @@ impl World {
                 assert!(asked.contains(state), "granted {state:?}, asked for {asked:?}");
                 assert!(state == NONE || state.contains(R), "{state:?} is no state");
                 let others = || file.opens.iter();
-                // A request that conflicts with no other is granted.
+                // A request without conflicts is granted.
                 if wish.ask != Ask::Nothing && file.locks.is_empty() && others().next().is_none() {
                     let stat = matches!(wish.ask, Ask::Oplock(_)) && is_stat_only(wish.access);
                     assert!(stat || state == asked, "granted {state:?} of {asked:?} to one that is alone");

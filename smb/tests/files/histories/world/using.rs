@@ -1,4 +1,4 @@
-//! What programs do with files that are open.
+//! Operations of programs on open files.
 
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
@@ -14,7 +14,7 @@ use crate::histories::model::{Cache, CacheId, Dirty, FileOpen, H, Lock, write_to
 use crate::support::Answer;
 
 impl World {
-    /// One of the opens that programs have and that `suits`.
+    /// One of the opens that programs have and that `suits` accepts.
     pub(super) fn any_open(&mut self, file: usize, suits: impl Fn(&FileOpen) -> bool) -> Option<FileOpen> {
         let opens: Vec<FileOpen> =
             self.files[file].opens.iter().filter(|o| !o.kept && suits(o)).cloned().collect();
@@ -105,7 +105,7 @@ impl World {
         self.changed(file_at, open.cache, |contents| write_to(contents, offset, &bytes));
     }
 
-    /// The server has new contents, and so has the cache that it came from.
+    /// The server has new contents, and so has the cache that they came from.
     pub(super) fn changed(&mut self, file: usize, by: Option<CacheId>, change: impl Fn(&mut Vec<u8>)) {
         let file = &mut self.files[file];
         file.outdate(by);
@@ -132,7 +132,7 @@ impl World {
         self.changed(file, open.cache, |contents| contents.resize(size, 0));
     }
 
-    /// Writes to the server what is only in a cache.
+    /// Writes data that is only in a cache to the server.
     pub(super) fn write_back(&mut self, file: usize, cache: CacheId) {
         let Some(cache) = self.files[file].cache_mut(cache) else { return };
         let host = cache.host;
@@ -191,7 +191,7 @@ impl World {
         self.note(format!("host {host}: gives up {lock:?}: {:?}", answer.status()));
         assert_eq!(answer.status(), NtStatus::SUCCESS);
         let locks = &mut self.files[file].locks;
-        // An exclusive one goes before a shared one of the same range.
+        // An exclusive lock is removed before a shared lock of the same range.
         let same = |l: &Lock| (l.open, l.offset, l.length) == (lock.open, lock.offset, lock.length);
         let at = locks.iter().position(|l| same(l) && l.exclusive).or_else(|| locks.iter().position(same));
         locks.remove(at.expect("it is held"));
