@@ -62,7 +62,7 @@ pub(crate) enum Refusal {
     #[error("it has no instance yet")]
     NoInstance,
     /// Those that are not ready might have room.
-    #[error("no instance that is ready has room for {wanted}: {found}")]
+    #[error("no ready instance has room for {wanted}: {found}")]
     NotReady { wanted: String, found: String },
     #[error("no instance has room for {wanted}: {found}")]
     Full { wanted: String, found: String },
@@ -307,7 +307,7 @@ pub(crate) mod tests {
             (
                 vec![away(0), ready(1, 0, &[pool("a", 3, 0)])],
                 wanted(4),
-                "no instance that is ready has room for 4096 MiB: c-0 is not ready (it starts); c-1 has 3072 MiB in a",
+                "no ready instance has room for 4096 MiB: c-0 is not ready (it starts); c-1 has 3072 MiB in a",
             ),
             (
                 vec![ready(0, 0, &[pool("a", 1, 0), pool("b", 2, 1)])],
@@ -317,7 +317,7 @@ pub(crate) mod tests {
             (
                 vec![away(0)],
                 fast,
-                "no instance that is ready has room for 1024 MiB: c-0 is not ready (it starts)",
+                "no ready instance has room for 1024 MiB: c-0 is not ready (it starts)",
             ),
             (
                 vec![ready(0, 0, &[unlimited("a", 50)])],

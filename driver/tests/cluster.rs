@@ -118,7 +118,7 @@ async fn requests_that_cannot_be_met_leave_nothing() {
     type Change = fn(&mut CreateVolumeRequest);
     let cases: [(&str, Code, Change); 10] = [
         ("parameter cluster", Code::InvalidArgument, |r| r.parameters = HashMap::new()),
-        ("rdma carries a volume's data in the clear", Code::InvalidArgument, |r| {
+        ("rdma transfers a volume's data unencrypted", Code::InvalidArgument, |r| {
             r.parameters.extend(map(&[("transport", "rdma"), ("protection", "seal")]));
         }),
         ("no StorageCluster nowhere", Code::InvalidArgument, |r| {

@@ -163,7 +163,7 @@ impl Candidate {
                     self.tenure.renew(asked_at);
                 }
                 Ok(Ok(false)) => {
-                    tracing::error!("another holds the Lease");
+                    tracing::error!("another process holds the Lease");
                     return;
                 }
                 Ok(Err(error)) => {

@@ -147,7 +147,7 @@ async fn look_after(clusters: Store<Guarded>, metrics: Arc<Metrics>, progress: A
         let stalled = progress.stalled(Instant::now());
         metrics.stalled.set(i64::from(stalled.is_some()));
         if stalled.is_some() && said.is_none() {
-            tracing::error!(why = stalled, "the loop does not go on");
+            tracing::error!(why = stalled, "the control loop has stalled");
         }
         said = stalled;
     }

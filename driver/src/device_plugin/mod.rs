@@ -86,7 +86,7 @@ async fn serve(
 ) -> anyhow::Result<&'static str> {
     if !folder.is_dir() {
         bail!(
-            "{} is no directory: it is the kubelet's, and this container must have it mounted (--device-plugins)",
+            "{} is not a directory: it belongs to the kubelet and must be mounted in this container (--device-plugins)",
             folder.display()
         );
     }
@@ -194,7 +194,7 @@ impl DevicePlugin for Service {
         &self,
         _: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        Err(Status::unimplemented("one share is as good as another"))
+        Err(Status::unimplemented("no share is preferred"))
     }
 
     async fn allocate(

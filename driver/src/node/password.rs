@@ -107,7 +107,7 @@ impl NodeService {
                 warn!(
                     share = %context.share,
                     path = %path.display(),
-                    "this kernel takes no new password for a mount (Linux 6.9 does): recreate the pods that use the volume before its \
+                    "this kernel cannot change the password of a mount (Linux 6.9 can): recreate the pods that use the volume before its \
                      next rotation"
                 );
                 self.passwords.note(path, password);

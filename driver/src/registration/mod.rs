@@ -65,7 +65,7 @@ pub(crate) async fn run(
 ) -> anyhow::Result<()> {
     if !registry.is_dir() {
         bail!(
-            "{} is no directory: it is the kubelet's, and this container must have it mounted (--plugins-registry)",
+            "{} is not a directory: it belongs to the kubelet and must be mounted in this container (--plugins-registry)",
             registry.display()
         );
     }
