@@ -217,7 +217,7 @@ fn confirm() -> anyhow::Result<()> {
     let stdin = io::stdin();
     ensure!(stdin.is_terminal(), "there is no terminal to ask for confirmation: use --yes or --dry-run");
     print!(
-        "Make sure that no other Kubernetes cluster runs servers on these namespaces: they lose them now.\nType yes to record this: "
+        "Make sure that no other Kubernetes cluster runs servers on these namespaces: they lose access to them now.\nType yes to record this: "
     );
     io::stdout().flush()?;
     let mut answer = String::new();

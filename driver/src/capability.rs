@@ -24,7 +24,10 @@ impl Capability {
             None => return Err(Error::Missing("volume_capability.access_type")),
         };
         if !matches!(mount.fs_type.as_str(), "" | "cifs" | "smb3") {
-            return Err(Error::Capability(format!("fs_type {:?} is not supported, only cifs", mount.fs_type)));
+            return Err(Error::Capability(format!(
+                "fs_type {:?} is not supported, only cifs",
+                mount.fs_type
+            )));
         }
         let mode = capability.access_mode.as_ref().ok_or(Error::Missing("volume_capability.access_mode"))?;
         match Mode::try_from(mode.mode) {

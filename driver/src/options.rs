@@ -200,8 +200,9 @@ impl MountOptions {
                 }
             }
             Some(value) if word == SNAPSHOT => {
-                let time = snapshot_time::parse(value)
-                    .ok_or_else(|| refused(format!("{word} requires a time such as @GMT-2026.11.25-10.00.00")))?;
+                let time = snapshot_time::parse(value).ok_or_else(|| {
+                    refused(format!("{word} requires a time such as @GMT-2026.11.25-10.00.00"))
+                })?;
                 self.set(word, Some(&time.to_string()));
                 self.attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY;
                 return Ok(());

@@ -75,9 +75,10 @@ impl Parameters {
                 }
                 (names::PARAMETER_TRANSPORT, _) => {
                     let transport = Transport::from_word(value);
-                    parameters.transport = Some(transport.ok_or_else(|| {
-                        Error::invalid("parameter transport", "must be auto, rdma or tcp")
-                    })?);
+                    parameters.transport =
+                        Some(transport.ok_or_else(|| {
+                            Error::invalid("parameter transport", "must be auto, rdma or tcp")
+                        })?);
                 }
                 ("server", OneServer) => {
                     parameters.server = Some(address::parse_list("parameter server", value)?);

@@ -314,11 +314,7 @@ pub(crate) mod tests {
                 fast,
                 "there is no backend \"fast\", only a, b",
             ),
-            (
-                vec![away(0)],
-                fast,
-                "no ready instance has room for 1024 MiB: c-0 is not ready (it starts)",
-            ),
+            (vec![away(0)], fast, "no ready instance has room for 1024 MiB: c-0 is not ready (it starts)"),
             (
                 vec![ready(0, 0, &[unlimited("a", 50)])],
                 Wanted { quota: Quota::Hard, ..wanted(1) },

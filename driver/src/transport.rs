@@ -156,7 +156,10 @@ pub(crate) fn by_server(
             let why = if *is_protected {
                 "the StorageCluster requires every session to be signed or sealed".to_owned()
             } else if !transports.iter().any(|t| t == "RDMA") {
-                format!("the server accepts only {}, according to its StorageCluster's status", or_nothing(transports))
+                format!(
+                    "the server accepts only {}, according to its StorageCluster's status",
+                    or_nothing(transports)
+                )
             } else if *port != RDMA_PORT {
                 format!("the server's port is {port}, but clients use only port {RDMA_PORT} for RDMA")
             } else {

@@ -101,7 +101,8 @@ impl Pause {
                 )
             }
             Cause::ApiServerUnreachable => {
-                "the API server did not answer, or did not accept the renewal of the operator's own Lease".to_owned()
+                "the API server did not answer, or did not accept the renewal of the operator's own Lease"
+                    .to_owned()
             }
         };
         if self.settling {

@@ -169,11 +169,7 @@ impl Default for Metrics {
             takeover_duration.clone(),
         );
         registry.register("leader", "1 if this process holds the Lease", leader.clone());
-        registry.register(
-            "watch_errors",
-            "Errors of watches and of their consumers",
-            watch_errors.clone(),
-        );
+        registry.register("watch_errors", "Errors of watches and of their consumers", watch_errors.clone());
         registry.register_with_unit(
             "last_pass_timestamp",
             "When a reconciliation last succeeded",
@@ -181,8 +177,16 @@ impl Default for Metrics {
             last_pass.clone(),
         );
         registry.register("unreadable_clusters", "StorageClusters that cannot be read", unreadable.clone());
-        registry.register("takeover_paused", "1 if takeovers of a cluster are paused", takeover_paused.clone());
-        registry.register("stalled", "1 if the control loop has stalled, as /healthz reports", stalled.clone());
+        registry.register(
+            "takeover_paused",
+            "1 if takeovers of a cluster are paused",
+            takeover_paused.clone(),
+        );
+        registry.register(
+            "stalled",
+            "1 if the control loop has stalled, as /healthz reports",
+            stalled.clone(),
+        );
         registry.register(
             "condition",
             "1 for the status that a condition of a StorageCluster has, 0 for the other two",

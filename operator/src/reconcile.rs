@@ -59,9 +59,7 @@ pub enum ReconcileError {
     )]
     NotListed,
     /// Another replica may be working by now.
-    #[error(
-        "the Lease was not renewed in time, so another replica may be active: nothing is written"
-    )]
+    #[error("the Lease was not renewed in time, so another replica may be active: nothing is written")]
     NotLeading,
     /// An object could not be parsed.
     #[error("an object cannot be parsed: {0}")]

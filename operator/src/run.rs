@@ -91,9 +91,9 @@ impl Trouble {
         // A watch that expires is normal; one that cannot start is not.
         let expected = matches!(error, watcher::Error::WatchError(status) if status.code == 410);
         if expected {
-            tracing::debug!(watch = self.watch, why, "a watch has ended, and begins again");
+            tracing::debug!(watch = self.watch, why, "a watch has ended; restarting it");
         } else {
-            tracing::warn!(watch = self.watch, why, "a watch has failed, and is tried again");
+            tracing::warn!(watch = self.watch, why, "a watch has failed; retrying it");
             self.progress.watch_failed(self.watch, why, Instant::now());
         }
     }

@@ -122,7 +122,11 @@ async fn write(options: &Bundle) -> anyhow::Result<String> {
     let _ =
         writeln!(text, "It contains names of nodes and claims, and addresses: review it before you send it.");
     if !missing.is_empty() {
-        let _ = writeln!(text, "{} items could not be read; README.txt in the archive lists them.", missing.len());
+        let _ = writeln!(
+            text,
+            "{} items could not be read; README.txt in the archive lists them.",
+            missing.len()
+        );
     }
     Ok(text)
 }
@@ -291,7 +295,7 @@ impl Writer {
     fn read_me(&mut self, now: Timestamp) -> anyhow::Result<()> {
         let mut text = format!(
             "Support bundle of Forebay, namespace {}, {now}, by kubectl-forebay {}.\n\n\
-             status.txt, doctor.txt  what `kubectl forebay status -o wide` and `doctor --all` say\n\
+             status.txt, doctor.txt  output of `kubectl forebay status -o wide` and `doctor --all`\n\
              objects/                objects of Kubernetes, without secrets and managed fields\n\
              metrics/                metrics of each pod\n\
              logs/                   logs of each container; .previous is from before its last restart\n",

@@ -123,7 +123,10 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
             let evidence = format!("{what} (on {node})");
             if is_replaced(pod, pods) {
                 report.note(
-                    format!("pod {} has terminated or is terminating; another pod replaces it", pod.name_any()),
+                    format!(
+                        "pod {} has terminated or is terminating; another pod replaces it",
+                        pod.name_any()
+                    ),
                     evidence,
                     format!("if it stays: kubectl -n {namespace} delete pod {}", pod.name_any()),
                 );

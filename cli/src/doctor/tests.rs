@@ -34,7 +34,7 @@ fn with_cluster(change: impl Fn(&mut Value)) -> Snapshot {
 fn where_all_is_well_nothing_is_found() {
     assert_eq!(found(&healthy()), [""; 0]);
     let text = render(&examine(&healthy()), false, Paint::new(false));
-    assert_eq!(text, "0 errors, 0 warnings, 0 notes; 25 things are right\n");
+    assert_eq!(text, "0 errors, 0 warnings, 0 notes; 25 checks passed\n");
 }
 
 #[test]
@@ -62,7 +62,7 @@ node storage-2
            seen  CSINode storage-2 does not list csi.forebay.io
            fix   read the node plugin's log; kubeletDir of the chart must be the kubelet's --root-dir
 
-1 error, 1 warning, 0 notes; 24 things are right
+1 error, 1 warning, 0 notes; 24 checks passed
 "
     );
     let all = render(&examine(&snapshot), true, Paint::new(true));

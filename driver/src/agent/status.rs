@@ -248,10 +248,7 @@ fn rdma_ready(devices: &[Device<'_>]) -> Finding {
     let why: Vec<String> =
         ports.iter().filter_map(|(name, why)| Some(format!("{name}: {}", why.as_ref()?))).collect();
     let (reason, message) = if !usable.is_empty() {
-        (
-            "PortUsable",
-            format!("{} of {} ports are usable: {}", usable.len(), ports.len(), usable.join(", ")),
-        )
+        ("PortUsable", format!("{} of {} ports are usable: {}", usable.len(), ports.len(), usable.join(", ")))
     } else if let Some(first) = ports.iter().find_map(|(_, why)| why.as_ref()) {
         (first.reason(), why.join("; "))
     } else {

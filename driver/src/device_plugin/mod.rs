@@ -102,13 +102,13 @@ async fn serve(
         // Before it is called, so that one that restarts meanwhile is seen.
         let found = SocketFile::at(&kubelet).with_context(|| format!("look at {}", kubelet.display()))?;
         register(&kubelet).await.context("register with the kubelet as a device plugin")?;
-        info!(resource = RESOURCE_RDMA, "the kubelet knows of the node's RDMA devices");
+        info!(resource = RESOURCE_RDMA, "the kubelet has registered the node's RDMA devices");
         *failing = false;
         Ok(tokio::select! {
             () = own.vanished(WATCH_INTERVAL) => "the plugin's socket has vanished",
             () = found.vanished(WATCH_INTERVAL) => "the kubelet's socket is another one",
             // None while the service lives, which it does as long as this.
-            _ = ends.recv() => "the kubelet does not follow the list of devices any more",
+            _ = ends.recv() => "the kubelet no longer follows the list of devices",
         })
     };
     tokio::select! {
@@ -203,7 +203,7 @@ impl DevicePlugin for Service {
     ) -> Result<Response<AllocateResponse>, Status> {
         let nodes = self.offer.borrow().nodes.clone();
         if nodes.is_empty() {
-            return Err(Status::failed_precondition("the node has no RDMA device any more"));
+            return Err(Status::failed_precondition("the node no longer has an RDMA device"));
         }
         let mut container_responses = Vec::new();
         for container in request.into_inner().container_requests {

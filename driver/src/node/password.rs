@@ -100,7 +100,7 @@ impl NodeService {
         match renewed {
             None => {}
             Some(Ok(())) => {
-                info!(share = %context.share, path = %path.display(), "the mount knows the volume's new password");
+                info!(share = %context.share, path = %path.display(), "the mount has the volume's new password");
                 self.passwords.note(path, password);
             }
             Some(Err(error)) if error.step == Step::Option("password2".to_owned()) => {
@@ -113,7 +113,7 @@ impl NodeService {
                 self.passwords.note(path, password);
             }
             Some(Err(error)) => {
-                warn!(share = %context.share, error = error.to_string(), "the mount does not take the volume's new password; it is tried again");
+                warn!(share = %context.share, error = error.to_string(), "cannot set the volume's new password on the mount; trying again");
             }
         }
         Ok(claim)

@@ -81,7 +81,7 @@ pub(crate) async fn run(
         };
         match served {
             Ended::Vanished => {
-                warn!(path = %path.display(), "the registration socket has vanished, making it again")
+                warn!(path = %path.display(), "the registration socket has vanished; recreating it")
             }
             Ended::Refused { reason, after_success } => {
                 refusals = if after_success { 1 } else { refusals + 1 };

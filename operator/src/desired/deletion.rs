@@ -153,7 +153,9 @@ fn forget_places(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired)
 fn tear_down(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired, said: &mut Said) {
     let came_too_late = match view.cluster.spec.deletion_policy {
         same if same == policy => String::new(),
-        other => format!("; spec.deletionPolicy {other:?} has no effect, because the deletion has begun with {policy:?}"),
+        other => format!(
+            "; spec.deletionPolicy {other:?} has no effect, because the deletion has begun with {policy:?}"
+        ),
     };
     for (instance, set) in &view.observed.stateful_sets {
         desired.remove.push(Target { kind: "StatefulSet", name: instance.clone(), uid: set.uid() });

@@ -95,7 +95,9 @@ pub fn of(view: &View<'_>, instance: &str, backend: &Backend) -> Result<Fabric, 
                 (Some(uuid), _) => format!("uuid:{}", uuid.to_lowercase()),
                 (None, Some(nguid)) => format!("nguid:{}", nguid.to_lowercase()),
                 (None, None) => {
-                    return Err(format!("backend {name}: the namespace of {instance} has neither uuid nor nguid"));
+                    return Err(format!(
+                        "backend {name}: the namespace of {instance} has neither uuid nor nguid"
+                    ));
                 }
             };
             Ok(Fabric {

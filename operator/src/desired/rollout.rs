@@ -93,7 +93,10 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
         });
         return;
     }
-    let why = reasons.first().cloned().unwrap_or_else(|| "the StatefulSet has not applied the new template yet".to_owned());
+    let why = reasons
+        .first()
+        .cloned()
+        .unwrap_or_else(|| "the StatefulSet has not applied the new template yet".to_owned());
     said.rollout = Some(("WaitingForHealth", format!("{progress}; {why}")));
 }
 

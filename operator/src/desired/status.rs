@@ -252,7 +252,11 @@ fn phase(
         // An unfit node is reported for a bound instance, because it may be the reason why the pod is missing.
         let why = verdict.filter(|v| !v.fits()).map(|v| format!("{}: {}", seat.node, v.message));
         let message = why.unwrap_or_else(|| {
-            view.observed.certificates.problem.clone().unwrap_or_else(|| "its pod is being created".to_owned())
+            view.observed
+                .certificates
+                .problem
+                .clone()
+                .unwrap_or_else(|| "its pod is being created".to_owned())
         });
         return (Starting, message);
     };

@@ -943,7 +943,9 @@ fn a_pod_that_was_allotted_a_device_that_is_gone_is_recreated() {
     };
     let gone = "failed to generate spec: lstat /dev/infiniband/uverbs1: no such file or directory";
     assert_eq!(restart(59, gone), None, "it may be coming");
-    assert!(restart(60, gone).expect("a restart").contains("the RDMA device allocated to a-0 no longer exists"));
+    assert!(
+        restart(60, gone).expect("a restart").contains("the RDMA device allocated to a-0 no longer exists")
+    );
     assert_eq!(restart(60, "no such image"), None);
 }
 
