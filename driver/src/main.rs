@@ -177,7 +177,9 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     };
     match &cause {
         Ok(signal) => info!(signal, "stopping when the calls in progress have completed"),
-        Err(error) => error!(error = format!("{error:#}"), "stopping when the calls in progress have completed"),
+        Err(error) => {
+            error!(error = format!("{error:#}"), "stopping when the calls in progress have completed")
+        }
     }
     stop.send_replace(true);
     let left = match timeout(config.drain_deadline, tasks.finish()).await {
