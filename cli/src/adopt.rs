@@ -97,13 +97,13 @@ impl Step {
     fn tell(&self) -> String {
         match &self.found {
             Refusal::Superseded { epoch } => format!(
-                "{}: its pool was used in epoch {epoch}, Kubernetes knows {}; it goes on in epoch {}",
+                "{}: its pool was used in epoch {epoch}, Kubernetes has {}; it continues in epoch {}",
                 self.instance,
                 self.known,
                 epoch + 1
             ),
             Refusal::OtherOwner { pool, key } => format!(
-                "{}: its pool {pool} belongs to the instance of that name of another Kubernetes cluster (key {key}); it is taken from that",
+                "{}: its pool {pool} belongs to the instance of that name of another Kubernetes cluster (key {key}); this cluster takes it over",
                 self.instance
             ),
         }
@@ -121,11 +121,11 @@ fn plan(
     let name = cluster.name_any();
     ensure!(
         cluster.spec.uses_fabric(),
-        "StorageCluster {name} has no pools on fabrics: only those know an epoch"
+        "StorageCluster {name} has no pools on fabrics: only those have an epoch"
     );
     let instances: Vec<String> = (0..cluster.spec.instances).map(|n| names::instance(&name, n)).collect();
     if let Some(only) = only {
-        ensure!(instances.iter().any(|i| i == only), "{only} is none of {}", instances.join(", "));
+        ensure!(instances.iter().any(|i| i == only), "{only} is not one of {}", instances.join(", "));
     }
     let mut steps = Vec::new();
     for instance in instances.iter().filter(|i| only.is_none_or(|only| only == *i)) {
@@ -148,7 +148,7 @@ fn plan(
         if let Some(highest) = highest.max() {
             // A lower one is recorded already and in progress.
             if highest >= known {
-                ensure!(highest < EPOCH_MAX, "{instance}: epoch {highest} is the last that there can be");
+                ensure!(highest < EPOCH_MAX, "{instance}: epoch {highest} is the highest possible");
                 steps.push(Step {
                     instance: instance.clone(),
                     known,
@@ -183,7 +183,7 @@ pub(crate) fn run(options: &Adopt) -> anyhow::Result<(String, bool)> {
             .context("the API server does not answer")?
     })?;
     if steps.is_empty() {
-        let text = "No server of this cluster says that its pool knows a later epoch or another owner: there is nothing to adopt.\n";
+        let text = "No server of this cluster reports a pool with a later epoch or another owner: there is nothing to adopt.\n";
         return Ok((text.to_owned(), true));
     }
     let mut text: String = steps.iter().map(|step| step.tell() + "\n").collect();
@@ -215,9 +215,9 @@ async fn connect(options: &Adopt) -> anyhow::Result<(Client, String)> {
 /// Asks for confirmation on the terminal.
 fn confirm() -> anyhow::Result<()> {
     let stdin = io::stdin();
-    ensure!(stdin.is_terminal(), "there is no terminal to ask on: say --yes, or --dry-run");
+    ensure!(stdin.is_terminal(), "there is no terminal to ask for confirmation: use --yes or --dry-run");
     print!(
-        "Make sure that no other Kubernetes cluster runs servers on these namespaces: they lose them now.\nType yes to record this: "
+        "Make sure that no other Kubernetes cluster runs servers on these namespaces: they lose access to them now.\nType yes to record this: "
     );
     io::stdout().flush()?;
     let mut answer = String::new();

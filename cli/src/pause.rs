@@ -28,7 +28,7 @@ async fn set(options: &OneCluster, paused: bool) -> anyhow::Result<String> {
     let found = api.get_opt(name).await.map_err(|error| anyhow::anyhow!(words(&error)))?;
     let Some(cluster) = found else { bail!("there is no StorageCluster {name} in namespace {namespace}") };
     if cluster.spec.paused == paused {
-        return Ok(format!("{name}: {} already\n", if paused { "paused" } else { "not paused" }));
+        return Ok(format!("{name}: already {}\n", if paused { "paused" } else { "not paused" }));
     }
     let patch = json!({ "spec": { "paused": paused } });
     let parameters = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
@@ -36,7 +36,7 @@ async fn set(options: &OneCluster, paused: bool) -> anyhow::Result<String> {
     patched.map_err(|error| anyhow::anyhow!(words(&error))).with_context(|| format!("change {name}"))?;
     Ok(if paused {
         format!(
-            "{name}: paused. Servers go on and volumes stay usable. The operator changes nothing: no failover, no rollout, no \
+            "{name}: paused. Servers continue and volumes stay usable. The operator changes nothing: no failover, no rollout, no \
              renewal of certificates, until `kubectl forebay resume {name}`.\n"
         )
     } else {

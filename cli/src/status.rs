@@ -131,7 +131,7 @@ impl View {
         let clusters = match (&snapshot.served, &snapshot.clusters) {
             (Ok(None), _) => {
                 return Err(anyhow!(
-                    "Forebay is not installed here: the API server does not know storage.forebay.io (docs/get-started/install.md)"
+                    "Forebay is not installed here: the API server does not serve storage.forebay.io (docs/get-started/install.md)"
                 ));
             }
             (_, Err(error)) => return Err(anyhow!("read StorageClusters: {error}")),
@@ -180,13 +180,13 @@ impl View {
             complaints.push(complaint(
                 "storagecluster".into(),
                 format!(
-                    "there is none{place}: apply one (docs/get-started/first-volume.md), or look elsewhere with -n or -A"
+                    "there is none{place}: apply one (docs/get-started/first-volume.md), or search elsewhere with -n or -A"
                 ),
             ));
         }
         for cluster in self.clusters.iter().filter(|c| !c.ready) {
             let why = match (cluster.reason.as_str(), cluster.message.as_str()) {
-                ("", "") => "the operator has not looked at it yet: is it running?".to_owned(),
+                ("", "") => "the operator has not reconciled it yet: is it running?".to_owned(),
                 (reason, message) => format!("{reason}: {message}"),
             };
             complaints.push(complaint(format!("storagecluster {}", cluster.name), why));
@@ -334,7 +334,7 @@ fn node(found: &StorageNode, registered: Option<bool>) -> Node {
         agent_version: status.agent_version,
         message: match ready {
             Some(condition) => format!("{}: {}", condition.reason, condition.message),
-            None => "its agent has not reported: look at the forebay-csi-node pod there".into(),
+            None => "its agent has not reported: check the forebay-csi-node pod on it".into(),
         },
     }
 }
@@ -384,7 +384,7 @@ pub(crate) fn render(view: &View, wide: bool, paint: Paint) -> String {
         for complaint in &view.not_ready {
             text.push_str(&format!("  {}: {}\n", complaint.what, complaint.why));
         }
-        text.push_str("`kubectl forebay doctor` says more.\n");
+        text.push_str("Run `kubectl forebay doctor` for details.\n");
         parts.push(text);
     }
     if !view.unread.is_empty() {

@@ -91,7 +91,7 @@ fn what_is_not_ready_is_said_and_makes_the_whole_not_ready() {
          \x20 node storage-1: its kubelet has not registered the driver: pods with volumes cannot run there\n\
          \x20 node storage-2: PartlyUnreadable: sys/x: permission denied\n\
          \x20 volume pvc-1: it could not be reclaimed\n\
-         `kubectl forebay doctor` says more.\n"
+         Run `kubectl forebay doctor` for details.\n"
     );
     assert!(!view(&snapshot).is_ready());
 }

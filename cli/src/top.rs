@@ -160,8 +160,8 @@ async fn look(options: &Top) -> anyhow::Result<View> {
     let (before, unread) = scrape::servers(&client, &pods).await;
     if before.is_empty() {
         match unread.first() {
-            Some(why) => bail!("no server can be asked (this needs the right to get pods/proxy): {why}"),
-            None => bail!("no server runs here; -A looks in every namespace"),
+            Some(why) => bail!("no server can be queried (this needs permission to get pods/proxy): {why}"),
+            None => bail!("no server runs here; -A searches every namespace"),
         }
     }
     let begun = Instant::now();

@@ -36,9 +36,9 @@ impl FromStr for ServerAddress {
             let (host, after) = rest.split_once(']').ok_or_else(|| format!("{text:?} lacks a ]"))?;
             let port = match after {
                 "" => None,
-                _ => Some(after.strip_prefix(':').ok_or_else(|| format!("{text:?} is no address"))?),
+                _ => Some(after.strip_prefix(':').ok_or_else(|| format!("{text:?} is not an address"))?),
             };
-            host.parse::<Ipv6Addr>().map_err(|_| format!("{host:?} is no IPv6 address"))?;
+            host.parse::<Ipv6Addr>().map_err(|_| format!("{host:?} is not an IPv6 address"))?;
             (host, port)
         } else if text.parse::<Ipv6Addr>().is_ok() {
             (text, None)
@@ -51,7 +51,7 @@ impl FromStr for ServerAddress {
         let port = match port {
             None => SMB_PORT,
             Some(port) => {
-                port.parse().ok().filter(|&p| p != 0).ok_or_else(|| format!("{port:?} is no port"))?
+                port.parse().ok().filter(|&p| p != 0).ok_or_else(|| format!("{port:?} is not a port"))?
             }
         };
         // A host becomes part of //host/share, so it must not contain characters that act as separators there.

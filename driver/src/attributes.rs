@@ -31,14 +31,14 @@ impl Attributes {
             match key.as_str() {
                 BYTES_PER_SECOND => {
                     let bytes = quantity(value).filter(|bytes| *bytes == 0 || *bytes >= BYTES_PER_SECOND_MIN);
-                    let reason = "is neither 0 nor a quantity of at least 1Mi, such as 500Mi";
+                    let reason = "must be 0 or a quantity of at least 1Mi, such as 500Mi";
                     attributes.bytes_per_second =
                         Some(bytes.ok_or_else(|| Error::invalid("parameter bytesPerSecond", reason))?);
                 }
                 OPERATIONS_PER_SECOND => {
                     let count =
                         quantity(value).filter(|count| *count == 0 || *count >= OPERATIONS_PER_SECOND_MIN);
-                    let reason = "is neither 0 nor a number of at least 10";
+                    let reason = "must be 0 or a number of at least 10";
                     attributes.operations_per_second =
                         Some(count.ok_or_else(|| Error::invalid("parameter operationsPerSecond", reason))?);
                 }
@@ -48,7 +48,7 @@ impl Attributes {
                         "normal" => Priority::Normal,
                         "high" => Priority::High,
                         _ => {
-                            return Err(Error::invalid("parameter priority", "none of low, normal and high"));
+                            return Err(Error::invalid("parameter priority", "must be low, normal or high"));
                         }
                     });
                 }

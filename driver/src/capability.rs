@@ -19,17 +19,20 @@ impl Capability {
         let mount = match &capability.access_type {
             Some(AccessType::Mount(mount)) => mount.clone(),
             Some(AccessType::Block(_)) => {
-                return Err(Error::Capability("block volumes are not offered, only mounted ones".into()));
+                return Err(Error::Capability("block volumes are not supported, only mounted ones".into()));
             }
             None => return Err(Error::Missing("volume_capability.access_type")),
         };
         if !matches!(mount.fs_type.as_str(), "" | "cifs" | "smb3") {
-            return Err(Error::Capability(format!("fs_type {:?} is not offered, only cifs", mount.fs_type)));
+            return Err(Error::Capability(format!(
+                "fs_type {:?} is not supported, only cifs",
+                mount.fs_type
+            )));
         }
         let mode = capability.access_mode.as_ref().ok_or(Error::Missing("volume_capability.access_mode"))?;
         match Mode::try_from(mode.mode) {
             Ok(Mode::Unknown) | Err(_) => {
-                Err(Error::Capability(format!("access mode {} is not known", mode.mode)))
+                Err(Error::Capability(format!("access mode {} is unknown", mode.mode)))
             }
             Ok(mode) => Ok(Self { mount, mode }),
         }
@@ -53,7 +56,7 @@ impl Capability {
         match self.mount.volume_mount_group.as_str() {
             "" => Ok(None),
             group => group.parse().map(Some).map_err(|_| {
-                Error::invalid("volume_mount_group", format!("{group:?} is no numeric group id"))
+                Error::invalid("volume_mount_group", format!("{group:?} is not a numeric group ID"))
             }),
         }
     }

@@ -42,7 +42,7 @@ impl Capacity {
             // No size was requested, so the volume is as large as its source.
             0 => Ok(Self { required_bytes: bytes, ..self }),
             required if required < bytes => Err(Error::Capacity(format!(
-                "its source has {bytes} bytes, and required_bytes is {required}: ask for as many"
+                "its source has {bytes} bytes, but required_bytes is {required}: request as many"
             ))),
             _ => Ok(self),
         }

@@ -82,7 +82,7 @@ impl VolumeContext {
                     .ok_or(Error::Missing("volume_context.clusterNamespace"))?
                     .to_owned(),
                 name: InstanceName::parse(name)
-                    .ok_or_else(|| Error::invalid("volume_context.instance", "is no name of an instance"))?,
+                    .ok_or_else(|| Error::invalid("volume_context.instance", "is not an instance name"))?,
             },
             (None, Some(list)) => Location::Servers(address::parse_list("volume_context.server", list)?),
             (None, None) => return Err(Error::Missing("volume_context.instance or volume_context.server")),
@@ -92,12 +92,17 @@ impl VolumeContext {
         };
         let share = get(SHARE).ok_or(Error::Missing("volume_context.share"))?;
         let share = VolumeId::parse(share)
-            .ok_or_else(|| Error::invalid("volume_context.share", "is no name of a share"))?;
+            .ok_or_else(|| Error::invalid("volume_context.share", "is not a share name"))?;
         let protection = protection_from(get(PROTECTION).unwrap_or("optional"))
+<<<<<<< HEAD
             .ok_or_else(|| Error::invalid("volume_context.protection", "none of optional, sign and seal"))?;
         // Volumes from older versions have no transport.
+=======
+            .ok_or_else(|| Error::invalid("volume_context.protection", "must be optional, sign or seal"))?;
+        // Volumes from before there was a choice have none.
+>>>>>>> strings-2
         let transport = Transport::from_word(get(TRANSPORT).unwrap_or("auto"))
-            .ok_or_else(|| Error::invalid("volume_context.transport", "none of auto, rdma and tcp"))?;
+            .ok_or_else(|| Error::invalid("volume_context.transport", "must be auto, rdma or tcp"))?;
         let dialect = get(DIALECT).unwrap_or(DIALECT_DEFAULT).to_owned();
         Ok(Self { location, share, dialect, protection, transport })
     }

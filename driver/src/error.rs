@@ -18,8 +18,8 @@ pub(crate) enum Error {
     #[error("unknown parameter {key:?}; known are {known}")]
     UnknownParameter { key: String, known: &'static str },
     #[error(
-        "secrets hold no password: name a Secret with the key password (and username, or the volume's id is the \
-         user) in csi.storage.k8s.io/provisioner-secret-name (CreateVolume) and \
+        "secrets contain no password: name a Secret with the key password (and username, which defaults to the volume's id) \
+         in csi.storage.k8s.io/provisioner-secret-name (CreateVolume) and \
          csi.storage.k8s.io/node-stage-secret-name (NodeStageVolume)"
     )]
     MissingSecret,
@@ -27,21 +27,21 @@ pub(crate) enum Error {
     Capability(String),
     #[error("capacity range: {0}")]
     Capacity(String),
-    #[error("volume {volume_id} exists already with another {what}")]
+    #[error("volume {volume_id} already exists with a different {what}")]
     VolumeExists { volume_id: String, what: &'static str },
     #[error("volume {0} does not exist")]
     NoVolume(String),
     #[error("snapshot {0} does not exist")]
     NoSnapshot(String),
-    #[error("starting_token is none that this driver gave out: start again without one")]
+    #[error("starting_token was not issued by this driver: start again without one")]
     UnknownToken,
-    #[error("a call for volume {0} is still under way")]
+    #[error("a call for volume {0} is still in progress")]
     InFlight(String),
-    #[error("too many calls under way")]
+    #[error("too many calls in progress")]
     TooManyInFlight,
-    #[error("{what} did not end within {seconds} s and goes on")]
+    #[error("{what} did not complete within {seconds} s and is still running")]
     Deadline { what: &'static str, seconds: u64 },
-    #[error("the thread for {0} could not be started or ended early")]
+    #[error("the thread for {0} could not be started, or ended early")]
     Thread(&'static str),
     #[error("volume {volume_id} is not staged at {path}")]
     NotStaged { volume_id: String, path: String },
@@ -57,7 +57,7 @@ pub(crate) enum Error {
     PathTaken { path: String, found: String },
     #[error("{path} is in use")]
     Busy { path: String },
-    #[error("the volume has a single writer and is published at {path}")]
+    #[error("the volume allows a single writer and is already published at {path}")]
     PublishedElsewhere { path: String },
     #[error("{0}")]
     Mount(#[from] MountError),
@@ -75,13 +75,13 @@ pub(crate) enum Error {
     Refused(String),
     #[error("StorageCluster {cluster}: {refusal}")]
     Placement { cluster: String, refusal: Refusal },
-    #[error("a call for volume {0} elsewhere was quicker; start again")]
+    #[error("a concurrent call for volume {0} was faster; retry")]
     Overtaken(String),
-    #[error("the system gives no random bytes")]
+    #[error("the system provides no random bytes")]
     NoRandomness,
-    #[error("the server tells no address that a node could mount; set its advertised addresses")]
+    #[error("the server advertises no address that a node can mount; set its advertised addresses")]
     NoAddress,
-    #[error("{0} is not offered")]
+    #[error("{0} is not supported")]
     NotOffered(&'static str),
 }
 
@@ -170,7 +170,7 @@ pub(crate) fn describe_status(status: &Status) -> String {
 fn describe_kubernetes(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => format!("the Kubernetes API says {}: {}", status.code, status.message),
-        other => format!("the Kubernetes API cannot be asked: {}", with_sources(other)),
+        other => format!("the call to the Kubernetes API failed: {}", with_sources(other)),
     }
 }
 

@@ -176,14 +176,16 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         _ = interrupt.recv() => Ok("SIGINT"),
     };
     match &cause {
-        Ok(signal) => info!(signal, "ending when the calls under way have ended"),
-        Err(error) => error!(error = format!("{error:#}"), "ending when the calls under way have ended"),
+        Ok(signal) => info!(signal, "stopping when the calls in progress have completed"),
+        Err(error) => {
+            error!(error = format!("{error:#}"), "stopping when the calls in progress have completed")
+        }
     }
     stop.send_replace(true);
     let left = match timeout(config.drain_deadline, tasks.finish()).await {
         Ok(left) => left,
         Err(_) => {
-            warn!(seconds = config.drain_deadline.as_secs(), "calls are still under way, ending anyway");
+            warn!(seconds = config.drain_deadline.as_secs(), "calls are still in progress, stopping anyway");
             Ok(())
         }
     };

@@ -85,19 +85,19 @@ impl Metrics {
         let calls = Family::<Call, Counter>::default();
         let durations = Family::<Rpc, Histogram, fn() -> Histogram>::new_with_constructor(histogram);
         let in_progress = Family::<Rpc, Gauge>::default();
-        registry.register("calls", "CSI calls that have ended, by RPC and gRPC code", calls.clone());
+        registry.register("calls", "CSI calls that have completed, by RPC and gRPC code", calls.clone());
         registry.register_with_unit(
             "call_duration",
-            "Time from a CSI call's arrival to its answer",
+            "Time from the arrival of a CSI call to its response",
             Unit::Seconds,
             durations.clone(),
         );
-        registry.register("calls_in_progress", "CSI calls that have not ended", in_progress.clone());
+        registry.register("calls_in_progress", "CSI calls in progress", in_progress.clone());
         let mounts = is_node.then(Mounts::default);
         if let Some(mounts) = &mounts {
             registry.register(
                 "mount_info",
-                "1 for each volume that is mounted on this node; the labels say from where and over what",
+                "1 for each volume that is mounted on this node; the labels give its source and transport",
                 mounts.info.clone(),
             );
             registry.register(

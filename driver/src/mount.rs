@@ -105,7 +105,7 @@ fn is_unreachable(errno: Errno) -> bool {
 impl fmt::Display for MountError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let step = match &self.step {
-            Step::Open => "the kernel offers no such file system here".to_owned(),
+            Step::Open => "the kernel does not offer this file system here".to_owned(),
             Step::Option(name) => format!("option {name}"),
             Step::Create => "connecting".to_owned(),
             Step::Attach => "attaching".to_owned(),

@@ -109,7 +109,7 @@ impl MountOptions {
         mount_flags: &[String],
     ) -> Result<Self, Error> {
         if !DIALECTS.contains(&dialect) {
-            return Err(Error::invalid("volume_context.dialect", format!("{dialect:?} is not possible")));
+            return Err(Error::invalid("volume_context.dialect", format!("{dialect:?} is not supported")));
         }
         let mut built = Self {
             options: BTreeMap::new(),
@@ -162,10 +162,10 @@ impl MountOptions {
             Protection::Seal => built.set("seal", None),
         }
         if wants_posix(mount_flags) && !matches!(built.value("vers"), Some("3.1.1" | "3.11")) {
-            return Err(refused("posix needs SMB 3.1.1".into()));
+            return Err(refused("posix requires SMB 3.1.1".into()));
         }
         if built.options.contains_key("seal") && built.value("vers") == Some("2.1") {
-            return Err(refused("seal needs SMB 3.0 or later, vers says 2.1".into()));
+            return Err(refused("seal requires SMB 3.0 or later, but vers is 2.1".into()));
         }
         Ok(built)
     }
@@ -177,7 +177,7 @@ impl MountOptions {
             None => (text, None),
         };
         if IDENTITY.contains(&word) {
-            return Err(refused(format!("{word} is set by the volume and its Secret alone")));
+            return Err(refused(format!("{word} is set only by the volume and its Secret")));
         }
         if let Some(change) = attribute(word).filter(|_| value.is_none()) {
             match change {
@@ -195,12 +195,13 @@ impl MountOptions {
             None => return Err(unknown(word, "or needs a value")),
             Some(value) if NUMBERS.contains(&word) => {
                 if value.is_empty() || value.len() > MOUNT_VALUE_BYTES_MAX || number(value).is_none() {
-                    return Err(refused(format!("{word} wants a number")));
+                    return Err(refused(format!("{word} requires a number")));
                 }
             }
             Some(value) if word == SNAPSHOT => {
-                let time = snapshot_time::parse(value)
-                    .ok_or_else(|| refused(format!("{word} wants a time as in @GMT-2026.11.25-10.00.00")))?;
+                let time = snapshot_time::parse(value).ok_or_else(|| {
+                    refused(format!("{word} requires a time such as @GMT-2026.11.25-10.00.00"))
+                })?;
                 self.set(word, Some(&time.to_string()));
                 self.attributes |= MountAttrFlags::MOUNT_ATTR_RDONLY;
                 return Ok(());
@@ -208,7 +209,7 @@ impl MountOptions {
             Some(value) if CONTEXTS.contains(&word) => {
                 let value = value.strip_prefix('"').and_then(|v| v.strip_suffix('"')).unwrap_or(value);
                 if !is_security_context(value) {
-                    return Err(refused(format!("{word} wants a security context")));
+                    return Err(refused(format!("{word} requires a security context")));
                 }
                 self.set(word, Some(value));
                 return Ok(());
@@ -216,7 +217,7 @@ impl MountOptions {
             Some(value) => match CHOICES.iter().find(|(name, _)| *name == word) {
                 Some((_, choices)) if choices.contains(&value) => {}
                 Some((_, choices)) => {
-                    return Err(refused(format!("{word} wants one of {}", choices.join(", "))));
+                    return Err(refused(format!("{word} must be one of {}", choices.join(", "))));
                 }
                 None => return Err(unknown(word, "or takes no value")),
             },
@@ -338,7 +339,7 @@ fn refused(reason: String) -> Error {
 }
 
 fn unknown(word: &str, or: &str) -> Error {
-    refused(format!("option {word} is not known {or}"))
+    refused(format!("option {word} is unknown {or}"))
 }
 
 #[cfg(test)]

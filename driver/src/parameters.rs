@@ -65,19 +65,20 @@ impl Parameters {
                     parameters.quota = match value.as_str() {
                         "hard" => Quota::Hard,
                         "none" => Quota::None,
-                        _ => return Err(Error::invalid("parameter quota", "neither hard nor none")),
+                        _ => return Err(Error::invalid("parameter quota", "must be hard or none")),
                     }
                 }
                 ("protection", _) => {
                     parameters.protection = protection_from(value).ok_or_else(|| {
-                        Error::invalid("parameter protection", "none of optional, sign and seal")
+                        Error::invalid("parameter protection", "must be optional, sign or seal")
                     })?;
                 }
                 (names::PARAMETER_TRANSPORT, _) => {
                     let transport = Transport::from_word(value);
-                    parameters.transport = Some(transport.ok_or_else(|| {
-                        Error::invalid("parameter transport", "none of auto, rdma and tcp")
-                    })?);
+                    parameters.transport =
+                        Some(transport.ok_or_else(|| {
+                            Error::invalid("parameter transport", "must be auto, rdma or tcp")
+                        })?);
                 }
                 ("server", OneServer) => {
                     parameters.server = Some(address::parse_list("parameter server", value)?);

@@ -61,8 +61,13 @@ pub(crate) struct Place {
 pub(crate) enum Refusal {
     #[error("it has no instance yet")]
     NoInstance,
+<<<<<<< HEAD
     /// Instances that are not ready might have room.
     #[error("no instance that is ready has room for {wanted}: {found}")]
+=======
+    /// Those that are not ready might have room.
+    #[error("no ready instance has room for {wanted}: {found}")]
+>>>>>>> strings-2
     NotReady { wanted: String, found: String },
     #[error("no instance has room for {wanted}: {found}")]
     Full { wanted: String, found: String },
@@ -307,18 +312,14 @@ pub(crate) mod tests {
             (
                 vec![away(0), ready(1, 0, &[pool("a", 3, 0)])],
                 wanted(4),
-                "no instance that is ready has room for 4096 MiB: c-0 is not ready (it starts); c-1 has 3072 MiB in a",
+                "no ready instance has room for 4096 MiB: c-0 is not ready (it starts); c-1 has 3072 MiB in a",
             ),
             (
                 vec![ready(0, 0, &[pool("a", 1, 0), pool("b", 2, 1)])],
                 fast,
                 "there is no backend \"fast\", only a, b",
             ),
-            (
-                vec![away(0)],
-                fast,
-                "no instance that is ready has room for 1024 MiB: c-0 is not ready (it starts)",
-            ),
+            (vec![away(0)], fast, "no ready instance has room for 1024 MiB: c-0 is not ready (it starts)"),
             (
                 vec![ready(0, 0, &[unlimited("a", 50)])],
                 Wanted { quota: Quota::Hard, ..wanted(1) },

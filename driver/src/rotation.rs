@@ -42,7 +42,7 @@ pub(crate) fn run(command: &RotateCredentials) -> anyhow::Result<bool> {
         }
         if command.all {
             println!(
-                "{} volumes: {rotated} have a new password, {young} have a young one, {failed} failed",
+                "{} volumes: {rotated} have a new password, {young} have a recent one, {failed} failed",
                 ids.len()
             );
         }
@@ -65,10 +65,10 @@ impl Done {
     fn describe(self) -> &'static str {
         match self {
             Self::Rotated => {
-                "has a new password; the previous one is good until the next rotation, for what is mounted with it"
+                "has a new password; existing mounts can use the previous one until the next rotation"
             }
-            Self::Restored => "its Secret was lost and has been made again, with a new password",
-            Self::Young => "its password is young",
+            Self::Restored => "its Secret was lost and has been recreated with a new password",
+            Self::Young => "its password is recent",
         }
     }
 }
@@ -84,7 +84,7 @@ async fn rotate(clusters: &Clusters, volume_id: &str, older_than: Option<Duratio
         let made = Record::make(kubernetes, &share, &instance).await?;
         let made = made.ok_or_else(|| Error::Overtaken(share.to_string()))?;
         admin.add_credentials(&share, made.credentials()?).await?;
-        info!(volume_id, "made the volume's Secret again");
+        info!(volume_id, "recreated the volume's Secret");
         return Ok(Done::Restored);
     };
     if record.instance != instance {

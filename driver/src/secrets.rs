@@ -43,7 +43,7 @@ impl Given {
         if username.as_ref().is_some_and(|name| !is_name(name)) {
             return Err(Error::invalid(
                 "secrets.username",
-                format!("1 to {USERNAME_BYTES_MAX} of A-Z a-z 0-9 . _ - are possible"),
+                format!("must be 1 to {USERNAME_BYTES_MAX} of A-Z a-z 0-9 . _ -"),
             ));
         }
         check_password("secrets.password", &password)?;
@@ -63,11 +63,11 @@ impl Given {
 
 fn check_password(field: &'static str, password: &str) -> Result<(), Error> {
     if password.chars().count() < PASSWORD_CHARS_MIN || password.len() > PASSWORD_BYTES_MAX {
-        let reason = format!("{PASSWORD_CHARS_MIN} characters to {PASSWORD_BYTES_MAX} bytes are possible");
+        let reason = format!("must be {PASSWORD_CHARS_MIN} characters to {PASSWORD_BYTES_MAX} bytes long");
         return Err(Error::invalid(field, reason));
     }
     match password.contains('\0') {
-        true => Err(Error::invalid(field, "a zero byte is not possible")),
+        true => Err(Error::invalid(field, "must not contain a zero byte")),
         false => Ok(()),
     }
 }

@@ -162,7 +162,7 @@ pub(crate) fn listen_at(path: &Path) -> anyhow::Result<(UnixListener, OwnSocket)
     }
     let _folder = lock_folder(path).with_context(|| format!("lock the folder of {shown}"))?;
     match fs::symlink_metadata(path) {
-        Ok(found) if !found.file_type().is_socket() => bail!("{shown} exists and is no socket"),
+        Ok(found) if !found.file_type().is_socket() => bail!("{shown} exists and is not a socket"),
         Ok(_) => {
             if is_served(path, SOCKET_PATIENCE).with_context(|| format!("look at {shown}"))? {
                 bail!("{shown} is in use by another process");

@@ -51,7 +51,7 @@ impl Transport {
             (wanted, false) => wanted,
         };
         if wanted == Self::Rdma && is_protected(options) {
-            let reason = "rdma carries a volume's data in the clear, and this volume is to be signed or sealed: use \
+            let reason = "rdma transfers a volume's data unencrypted, but this volume must be signed or sealed: use \
                           transport auto or tcp, or protection optional";
             return Err(Error::invalid("transport", reason));
         }
@@ -102,7 +102,7 @@ impl Client {
                     break;
                 }
                 Some(why) if n == 0 => {
-                    no_port = Some(format!("no RDMA port of the node can be used; {name}: {why}"))
+                    no_port = Some(format!("no RDMA port of the node is usable; {name}: {why}"))
                 }
                 Some(_) => {}
             }
@@ -150,15 +150,18 @@ pub(crate) fn by_server(
     match (wanted, served) {
         (Transport::Tcp, _) => Ok(Some(Choice::tcp())),
         (Transport::Auto, _) if is_protected(options) => tcp("the volume is signed or sealed"),
-        (Transport::Auto, Served::Unknown) => tcp("the server does not tell whether it takes RDMA"),
+        (Transport::Auto, Served::Unknown) => tcp("it is unknown whether the server accepts RDMA"),
         (Transport::Rdma, Served::Unknown) => Ok(None),
         (_, Served::Instance { transports, port, is_protected }) => {
             let why = if *is_protected {
-                "the StorageCluster has every session signed or sealed".to_owned()
+                "the StorageCluster requires every session to be signed or sealed".to_owned()
             } else if !transports.iter().any(|t| t == "RDMA") {
-                format!("the server takes {} only, by its StorageCluster's status", or_nothing(transports))
+                format!(
+                    "the server accepts only {}, according to its StorageCluster's status",
+                    or_nothing(transports)
+                )
             } else if *port != RDMA_PORT {
-                format!("the server's port is {port}, and clients know no other than {RDMA_PORT} for RDMA")
+                format!("the server's port is {port}, but clients use only port {RDMA_PORT} for RDMA")
             } else {
                 return Ok(None);
             };
@@ -175,7 +178,7 @@ fn or_nothing(transports: &[String]) -> String {
 }
 
 fn refused(why: &str) -> Error {
-    Error::Refused(format!("the volume is to be mounted over RDMA (transport rdma): {why}"))
+    Error::Refused(format!("the volume must be mounted over RDMA (transport rdma): {why}"))
 }
 
 /// The decision for a server that accepts RDMA. `client` is `Err` if the node could not be inspected.
@@ -189,7 +192,7 @@ pub(crate) fn by_client(wanted: Transport, client: Result<&Client, &str>) -> Res
             (_, Some(why)) => Some(why.clone()),
             // If RDMA is required, the kernel's result of the mount decides.
             (Presence::Unknown, None) if wanted == Transport::Auto => {
-                Some("it is not known whether the kernel's SMB client has SMB Direct".to_owned())
+                Some("it is unknown whether the kernel's SMB client has SMB Direct".to_owned())
             }
             (_, None) => None,
         },

@@ -118,7 +118,7 @@ async fn requests_that_cannot_be_met_leave_nothing() {
     type Change = fn(&mut CreateVolumeRequest);
     let cases: [(&str, Code, Change); 10] = [
         ("parameter cluster", Code::InvalidArgument, |r| r.parameters = HashMap::new()),
-        ("rdma carries a volume's data in the clear", Code::InvalidArgument, |r| {
+        ("rdma transfers a volume's data unencrypted", Code::InvalidArgument, |r| {
             r.parameters.extend(map(&[("transport", "rdma"), ("protection", "seal")]));
         }),
         ("no StorageCluster nowhere", Code::InvalidArgument, |r| {
@@ -453,7 +453,7 @@ async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
     town.apply_persistent_volume(persistent).await;
     let (done, said) = all(&town, &["--older-than", "1h"]);
     assert!(
-        done && said.contains("1 volumes: 0 have a new password, 1 have a young one, 0 failed"),
+        done && said.contains("1 volumes: 0 have a new password, 1 have a recent one, 0 failed"),
         "{said}"
     );
     let old = Patch::Merge(
@@ -463,7 +463,7 @@ async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
     let (done, said) = all(&town, &["--older-than", "1h"]);
     assert!(done && said.contains("1 volumes: 1 have a new password"), "{said}");
     let (done, said) = all(&town, &["--older-than", "1h"]);
-    assert!(done && said.contains("1 have a young one"), "{said}");
+    assert!(done && said.contains("1 have a recent one"), "{said}");
     let [fourth, previous, _] = passwords(town.record("pvc-1").await.unwrap());
     assert_eq!((fourth == third, previous), (false, third));
 
@@ -472,7 +472,7 @@ async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
     town.secrets().patch("forebay-pvc-1", &PatchParams::default(), &forced).await.unwrap();
     town.secrets().delete("forebay-pvc-1", &DeleteParams::default()).await.unwrap();
     let (done, said) = rotate(&town, &[&volume.volume_id]);
-    assert!(done && said.contains("made again"), "{said}");
+    assert!(done && said.contains("has been recreated"), "{said}");
     assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume);
     for id in ["pvc-1", "c-0/none", "c-7/pvc-1", "d-0/pvc-1"] {
         let (done, said) = rotate(&town, &[id]);

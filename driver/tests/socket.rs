@@ -96,7 +96,7 @@ async fn bad_requests_are_refused_with_a_reason() {
         (Code::InvalidArgument, "\"colour\"; known are pool, quota", |r| {
             r.parameters = map(&[("colour", "blue")]);
         }),
-        (Code::InvalidArgument, "neither hard nor none", |r| r.parameters = map(&[("quota", "soft")])),
+        (Code::InvalidArgument, "must be hard or none", |r| r.parameters = map(&[("quota", "soft")])),
         (Code::InvalidArgument, "parameter server", |r| r.parameters = map(&[("server", "a/b")])),
         (Code::InvalidArgument, "\"a\"; known are bytesPerSecond", |r| {
             r.mutable_parameters = map(&[("a", "b")]);

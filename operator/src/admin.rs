@@ -88,7 +88,8 @@ impl Identity {
         let chain: Vec<_> = CertificateDer::pem_slice_iter(read(tls::CERTIFICATE)?)
             .collect::<Result<_, _>>()
             .map_err(|e| wrong(&e.to_string()))?;
-        let key = PrivateKeyDer::from_pem_slice(read(tls::KEY)?).map_err(|_| wrong("the key is none"))?;
+        let key =
+            PrivateKeyDer::from_pem_slice(read(tls::KEY)?).map_err(|_| wrong("the key cannot be parsed"))?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut config = rustls::ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])

@@ -97,16 +97,17 @@ impl Pause {
                     Scope::All => "observed nodes",
                 };
                 format!(
-                    "{silent} of {of} {which} do not renew their Leases: they may be cut off from the control plane and alive"
+                    "{silent} of {of} {which} do not renew their Leases: they may be alive but cut off from the control plane"
                 )
             }
             Cause::ApiServerUnreachable => {
-                "the API server did not answer or did not take the operator's own renewal".to_owned()
+                "the API server did not answer, or did not accept the renewal of the operator's own Lease"
+                    .to_owned()
             }
         };
         if self.settling {
             format!(
-                "{cause}; that is over, and the nodes are given {} s to come back",
+                "{cause}; this has ended, and the nodes have {} s to recover",
                 self.cause.settle().as_secs()
             )
         } else {

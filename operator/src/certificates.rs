@@ -37,10 +37,10 @@ const AUTHORITY_VALIDITY_MIN: SignedDuration = SignedDuration::from_hours(10 * 3
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// The certificate cannot be made.
-    #[error("the certificate cannot be made")]
+    #[error("the certificate cannot be created")]
     Make(#[from] rcgen::Error),
     /// A time that certificates cannot represent.
-    #[error("the certificate's end lies too far ahead")]
+    #[error("the certificate's expiry is too far in the future")]
     Time,
 }
 
@@ -417,13 +417,13 @@ fn renewal(parsed: &Parsed, rule: Rule) -> Timestamp {
 /// Returns the step that is due for a certificate, from the data of its Secret.
 #[must_use]
 pub fn due(now: Timestamp, rule: Rule, authority: &Authority, leaf: &Leaf, data: Option<&Data>) -> Due {
-    let Some(data) = data else { return Due::Issue("there is none") };
+    let Some(data) = data else { return Due::Issue("it does not exist") };
     let (Some(certificate), Some(key)) = (text(data, tls::CERTIFICATE), text(data, tls::KEY)) else {
-        return Due::Issue("it is not complete");
+        return Due::Issue("it is incomplete");
     };
-    let Some(parsed) = parse(&certificate) else { return Due::Issue("it cannot be read") };
+    let Some(parsed) = parse(&certificate) else { return Due::Issue("it cannot be parsed") };
     if !matches_key(&certificate, &key) {
-        return Due::Issue("its key is another's");
+        return Due::Issue("its key does not match");
     }
     if parsed.dns != leaf.dns || parsed.ips != leaf.ips {
         return Due::Issue("names or addresses have changed");
@@ -433,7 +433,7 @@ pub fn due(now: Timestamp, rule: Rule, authority: &Authority, leaf: &Leaf, data:
     }
     let renewal = renewal(&parsed, rule);
     if renewal <= now {
-        return Due::Issue("its end is near");
+        return Due::Issue("it expires soon");
     }
     if text(data, tls::AUTHORITY).as_deref() == Some(authority.bundle().as_str()) {
         Due::Keep(renewal)

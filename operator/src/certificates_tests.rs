@@ -36,7 +36,7 @@ fn what_was_just_made_is_kept_until_its_renewal() {
     assert_eq!(authority_step(NOW, rule(), Some(&authority)), AuthorityStep::Keep);
     let just_before = renewal - SignedDuration::from_secs(1);
     assert!(matches!(due(just_before, rule(), &authority, &leaf(), Some(&data)), Due::Keep(_)));
-    assert_eq!(due(renewal, rule(), &authority, &leaf(), Some(&data)), Due::Issue("its end is near"));
+    assert_eq!(due(renewal, rule(), &authority, &leaf(), Some(&data)), Due::Issue("it expires soon"));
 }
 
 #[test]
@@ -48,12 +48,12 @@ fn whatever_is_wrong_with_a_certificate_makes_a_new_one() {
         data.insert(key.to_owned(), ByteString(value.to_vec()));
         data
     };
-    assert_eq!(due(NOW, rule(), &authority, &leaf(), None), Due::Issue("there is none"));
-    assert_eq!(of(&leaf(), &Data::new()), Due::Issue("it is not complete"));
-    assert_eq!(of(&leaf(), &with(tls::CERTIFICATE, b"rubbish")), Due::Issue("it cannot be read"));
-    assert_eq!(of(&leaf(), &with(tls::CERTIFICATE, &[0xff, 0xfe])), Due::Issue("it is not complete"));
+    assert_eq!(due(NOW, rule(), &authority, &leaf(), None), Due::Issue("it does not exist"));
+    assert_eq!(of(&leaf(), &Data::new()), Due::Issue("it is incomplete"));
+    assert_eq!(of(&leaf(), &with(tls::CERTIFICATE, b"rubbish")), Due::Issue("it cannot be parsed"));
+    assert_eq!(of(&leaf(), &with(tls::CERTIFICATE, &[0xff, 0xfe])), Due::Issue("it is incomplete"));
     let other = KeyPair::generate().expect("a key").serialize_pem();
-    assert_eq!(of(&leaf(), &with(tls::KEY, other.as_bytes())), Due::Issue("its key is another's"));
+    assert_eq!(of(&leaf(), &with(tls::KEY, other.as_bytes())), Due::Issue("its key does not match"));
     let moved = Leaf { ips: ["10.0.0.2".parse().expect("an address")].into(), ..leaf() };
     assert_eq!(of(&moved, &data), Due::Issue("names or addresses have changed"));
     let stranger = Authority::create("a", NOW, rule()).expect("an authority");
@@ -66,7 +66,7 @@ fn a_shorter_rule_counts_for_old_certificates() {
     let (authority, data) = issued();
     let short = Rule { validity: hours(2), renew_before: hours(1) };
     assert!(matches!(due(NOW, short, &authority, &leaf(), Some(&data)), Due::Keep(_)));
-    assert_eq!(due(NOW + hours(1), short, &authority, &leaf(), Some(&data)), Due::Issue("its end is near"));
+    assert_eq!(due(NOW + hours(1), short, &authority, &leaf(), Some(&data)), Due::Issue("it expires soon"));
 }
 
 #[test]

@@ -90,7 +90,7 @@ pub fn notices(before: &StorageClusterStatus, after: &StorageClusterStatus) -> V
         }
     }
     for instance in before.instances.iter().filter(|b| !after.instances.iter().any(|a| a.name == b.name)) {
-        notice(false, "InstanceRemoved", format!("{} is gone", instance.name), Some(&instance.name));
+        notice(false, "InstanceRemoved", format!("{} has been removed", instance.name), Some(&instance.name));
     }
     for condition in &after.conditions {
         let was = before.conditions.iter().find(|c| c.type_ == condition.type_);
@@ -125,7 +125,7 @@ pub fn notices(before: &StorageClusterStatus, after: &StorageClusterStatus) -> V
         if let Some((warning, reason)) = reported {
             let note = if condition.message.is_empty() {
                 if condition.type_ == "TakeoverPaused" {
-                    "takeovers go on: the nodes' Leases are renewed".to_owned()
+                    "takeovers resume: the nodes renew their Leases".to_owned()
                 } else {
                     "all instances serve".to_owned()
                 }
@@ -146,8 +146,8 @@ fn times(instance: &str, moved: &TakeoverStatus) -> String {
         _ => "?".to_owned(),
     };
     format!(
-        "{instance} serves on {} in epoch {}, which it came to from {} ({}): noticed after {}, placed after {} more, \
-         serving after {} more",
+        "{instance} serves on {} in epoch {}, moved from {} ({}): detected after {}, placed {} later, \
+         serving {} later",
         moved.to,
         moved.epoch,
         moved.from,

@@ -163,7 +163,7 @@ impl Candidate {
                     self.tenure.renew(asked_at);
                 }
                 Ok(Ok(false)) => {
-                    tracing::error!("another holds the Lease");
+                    tracing::error!("another process holds the Lease");
                     return;
                 }
                 Ok(Err(error)) => {
@@ -200,8 +200,8 @@ impl Candidate {
         };
         match timeout(self.timing.retry * 2, given).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "the Lease cannot be given back"),
-            Err(_) => tracing::warn!("the Lease cannot be given back in time"),
+            Ok(Err(error)) => tracing::warn!(%error, "the Lease cannot be released"),
+            Err(_) => tracing::warn!("the Lease cannot be released in time"),
         }
     }
 

@@ -125,7 +125,7 @@ async fn cluster_uid(client: &kube::Client) -> anyhow::Result<String> {
 
 #[tokio::main]
 async fn run(options: Run) -> anyhow::Result<ExitCode> {
-    let filter = tracing_subscriber::EnvFilter::try_new(&options.log).context("--log makes no sense")?;
+    let filter = tracing_subscriber::EnvFilter::try_new(&options.log).context("--log is not valid")?;
     let lines =
         tracing_subscriber::fmt().with_ansi(false).with_env_filter(filter).with_writer(std::io::stderr);
     match options.log_format {
@@ -200,7 +200,7 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
         result = &mut work => {
-            result.context("the controller broke")?;
+            result.context("the controller failed")?;
             anyhow::bail!("the controller has ended");
         }
         () = &mut ended => {}
@@ -210,12 +210,12 @@ async fn run(options: Run) -> anyhow::Result<ExitCode> {
     // The Lease is held until all work has ended, so it is renewed until then.
     tokio::select! {
         () = &mut held => {
-            tracing::error!("lost the Lease while ending");
+            tracing::error!("lost the Lease while stopping");
             return Ok(ExitCode::FAILURE);
         }
         result = tokio::time::timeout(SHUTDOWN_TIME_MAX, &mut work) => {
             if result.is_err() {
-                tracing::warn!("what was in hand did not end in time");
+                tracing::warn!("reconciliations in progress did not end in time");
                 work.abort();
                 let _ = work.await;
             }

@@ -161,28 +161,32 @@ impl Default for Metrics {
         registry.register("instances", "Instances by phase", instances.clone());
         registry.register("api_writes", "Writes to the API server", writes.clone());
         registry.register("restarts", "Pods deleted for a rollout", restarts.clone());
-        registry.register("takeovers", "Instances that went to another node", takeovers.clone());
+        registry.register("takeovers", "Instances that moved to another node", takeovers.clone());
         registry.register_with_unit(
             "takeover_duration",
-            "Time from the decision that an instance goes to another node until it serves there",
+            "Time from the decision to move an instance to another node until it serves there",
             Unit::Seconds,
             takeover_duration.clone(),
         );
-        registry.register("leader", "1 where this process holds the Lease", leader.clone());
-        registry.register(
-            "watch_errors",
-            "Errors of watches, and of what follows them",
-            watch_errors.clone(),
-        );
+        registry.register("leader", "1 if this process holds the Lease", leader.clone());
+        registry.register("watch_errors", "Errors of watches and of their consumers", watch_errors.clone());
         registry.register_with_unit(
             "last_pass_timestamp",
-            "When a reconciliation last ended well",
+            "When a reconciliation last succeeded",
             Unit::Seconds,
             last_pass.clone(),
         );
         registry.register("unreadable_clusters", "StorageClusters that cannot be read", unreadable.clone());
-        registry.register("takeover_paused", "1 where takeovers of a cluster pause", takeover_paused.clone());
-        registry.register("stalled", "1 where the loop does not go on, as /healthz says", stalled.clone());
+        registry.register(
+            "takeover_paused",
+            "1 if takeovers of a cluster are paused",
+            takeover_paused.clone(),
+        );
+        registry.register(
+            "stalled",
+            "1 if the control loop has stalled, as /healthz reports",
+            stalled.clone(),
+        );
         registry.register(
             "condition",
             "1 for the status that a condition of a StorageCluster has, 0 for the other two",
@@ -190,7 +194,7 @@ impl Default for Metrics {
         );
         registry.register_with_unit(
             "certificate_expiry_timestamp",
-            "When a certificate of the admin API ends",
+            "When a certificate of the admin API expires",
             Unit::Seconds,
             certificate_ends.clone(),
         );

@@ -188,7 +188,7 @@ fn judge_node(
         (_, Ok(port)) => verdict(Reason::Fits, port, true),
         (RdmaRequirement::Required, Err((reason, message))) => verdict(reason, message, false),
         (RdmaRequirement::Preferred, Err((_, message))) => {
-            verdict(Reason::Fits, format!("without RDMA, which is preferred: {message}"), false)
+            verdict(Reason::Fits, format!("without RDMA, although RDMA is preferred: {message}"), false)
         }
     }
 }
@@ -224,7 +224,7 @@ fn platform(node: &Node) -> Option<(Reason, String)> {
         let found = label(node, key).filter(|found| found != wanted)?;
         Some((key, wanted, found))
     })?;
-    Some((Reason::PlatformMismatch, format!("the node has {key}={found}; servers run on {wanted} only")))
+    Some((Reason::PlatformMismatch, format!("the node has {key}={found}; servers run only on {wanted}")))
 }
 
 /// Whether the node's allocatable resources are less than a server requests. The scheduler accounts for the other pods
@@ -238,7 +238,7 @@ fn too_small(spec: &StorageClusterSpec, node: &Node) -> Option<(Reason, String)>
         (has < amount(wanted)?).then(|| {
             let found = found.map_or("none", |f| f.0.as_str());
             let message = format!(
-                "limits.resources.requests.{resource} is {}, the node has {found} altogether",
+                "limits.resources.requests.{resource} is {}, but the node has {found} in total",
                 wanted.0
             );
             (Reason::TooSmall, message)
@@ -307,7 +307,7 @@ fn refused_by_node(placement: &Placement, name: &str, node: &Node) -> Option<(Re
     if !is_ready(node) {
         return Some((
             Reason::NodeNotReady,
-            format!("the kubelet does not report ready: kubectl describe node {name} says why"),
+            format!("the kubelet is not ready: see kubectl describe node {name}"),
         ));
     }
     let taints = node.spec.as_ref().and_then(|s| s.taints.as_deref()).unwrap_or_default();
@@ -382,7 +382,7 @@ pub(crate) fn fitting_port(
             .collect();
         return Err((
             Reason::DeviceNotSelected,
-            format!("placement.rdma.devices and netdevs choose none of {}", found.join(", ")),
+            format!("placement.rdma.devices and netdevs match none of {}", found.join(", ")),
         ));
     }
     let layered: Vec<_> =
@@ -392,21 +392,21 @@ pub(crate) fn fitting_port(
             chosen.iter().map(|(d, p)| format!("{} is {:?}", at(d, p), p.link_layer)).collect();
         return Err((
             Reason::WrongLinkLayer,
-            format!("placement.rdma.linkLayer is not that of any port: {}", found.join(", ")),
+            format!("no port has the link layer of placement.rdma.linkLayer: {}", found.join(", ")),
         ));
     };
     let usable: Vec<_> = layered.iter().filter(|(_, p)| p.usable).collect();
     if usable.is_empty() {
         let (device, port) = first;
         let why = if port.reason.is_empty() { &port.state } else { &port.reason };
-        return Err((Reason::RdmaPortDown, format!("no port can be used; {}: {why}", at(device, port))));
+        return Err((Reason::RdmaPortDown, format!("no port is usable; {}: {why}", at(device, port))));
     }
     let fastest = usable.iter().max_by_key(|(_, p)| p.rate_gbps).expect("there is one at least");
     if fastest.1.rate_gbps < rdma.min_rate_gbps {
         return Err((
             Reason::RdmaTooSlow,
             format!(
-                "placement.rdma.minRateGbps is {}, the fastest port, {}, has {} Gb/s",
+                "placement.rdma.minRateGbps is {}, but the fastest port, {}, has {} Gb/s",
                 rdma.min_rate_gbps,
                 at(fastest.0, fastest.1),
                 fastest.1.rate_gbps
@@ -533,8 +533,8 @@ pub fn explain(verdicts: &[Verdict], given: &BTreeMap<String, Seat>) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for verdict in verdicts {
         let reason = match verdict.reason {
-            Reason::Fits if given.values().any(|s| s.node == verdict.node) => "runs another instance already",
-            Reason::Fits => "breaks placement.spread",
+            Reason::Fits if given.values().any(|s| s.node == verdict.node) => "already runs another instance",
+            Reason::Fits => "violates placement.spread",
             other => other.as_str(),
         };
         *counts.entry(reason).or_default() += 1;
@@ -542,7 +542,7 @@ pub fn explain(verdicts: &[Verdict], given: &BTreeMap<String, Seat>) -> String {
     let mut counts: Vec<_> = counts.into_iter().collect();
     counts.sort_by_key(|(reason, count)| (usize::MAX - count, *reason));
     let counts: Vec<String> = counts.into_iter().map(|(reason, count)| format!("{count} {reason}")).collect();
-    format!("of {} nodes: {}; status.nodes says what to do", verdicts.len(), counts.join(", "))
+    format!("of {} nodes: {}; see status.nodes for the fix", verdicts.len(), counts.join(", "))
 }
 
 #[cfg(test)]

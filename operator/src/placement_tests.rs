@@ -280,7 +280,7 @@ fn what_has_no_node_is_explained() {
     let nodes = [unfit("n1"), unfit("n2"), fit("n3", true, "")];
     let taken = seats(&[("a-0", "n3", true)]);
     let words = explain(&nodes, &taken);
-    assert!(words.contains("of 3 nodes: 2 RdmaPortDown, 1 runs another instance already"), "{words}");
+    assert!(words.contains("of 3 nodes: 2 RdmaPortDown, 1 already runs another instance"), "{words}");
     assert_eq!(explain(&[], &taken), "there are no nodes");
 }
 

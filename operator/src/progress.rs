@@ -110,7 +110,7 @@ impl Progress {
         }
         let late = state.passes.iter().find(|(_, at)| since(**at) > PASS_AGE_MAX);
         late.map(|(cluster, at)| {
-            format!("StorageCluster {cluster} has not been looked at for {} s", since(*at).as_secs())
+            format!("StorageCluster {cluster} has not been reconciled for {} s", since(*at).as_secs())
         })
     }
 }

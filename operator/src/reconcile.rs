@@ -55,16 +55,14 @@ pub enum ReconcileError {
     Time,
     /// The lists that every decision depends on have not arrived.
     #[error(
-        "nodes and StorageNodes have not been listed yet: the operator may lack rights, or a definition is missing"
+        "nodes and StorageNodes have not been listed yet: the operator may lack permissions, or a CustomResourceDefinition is missing"
     )]
     NotListed,
     /// Another replica may be working by now.
-    #[error(
-        "the Lease has not been renewed in time, so that another replica may work by now: nothing is written"
-    )]
+    #[error("the Lease was not renewed in time, so another replica may be active: nothing is written")]
     NotLeading,
     /// An object could not be parsed.
-    #[error("an object is not what it ought to be: {0}")]
+    #[error("an object cannot be parsed: {0}")]
     Object(#[from] serde_json::Error),
 }
 
@@ -117,7 +115,7 @@ pub async fn reconcile(guarded: Arc<Guarded>, context: Arc<Context>) -> Result<A
         Err(error) => {
             tracing::error!(cluster = name, error = error.error, "a StorageCluster cannot be read");
             let note = format!(
-                "the operator cannot read this StorageCluster, so nothing of it is seen to: {}",
+                "the operator cannot read this StorageCluster, so it does not reconcile it: {}",
                 error.error
             );
             let notice = Notice { warning: true, reason: "Unreadable", note, instance: None };
@@ -256,7 +254,7 @@ async fn one(seen: &StorageCluster, context: &Context) -> Result<Option<Duration
                     tracing::info!(
                         instance,
                         count,
-                        "volumes and snapshots destroyed, as spec.deletionPolicy says"
+                        "volumes and snapshots destroyed according to spec.deletionPolicy"
                     )
                 }
                 Err(error) => failed.push(format!("volumes of {instance} cannot be destroyed: {error}")),

@@ -91,9 +91,9 @@ impl Trouble {
         // A watch that expires is normal; one that cannot start is not.
         let expected = matches!(error, watcher::Error::WatchError(status) if status.code == 410);
         if expected {
-            tracing::debug!(watch = self.watch, why, "a watch has ended, and begins again");
+            tracing::debug!(watch = self.watch, why, "a watch has ended; restarting it");
         } else {
-            tracing::warn!(watch = self.watch, why, "a watch has failed, and is tried again");
+            tracing::warn!(watch = self.watch, why, "a watch has failed; retrying it");
             self.progress.watch_failed(self.watch, why, Instant::now());
         }
     }
@@ -147,7 +147,7 @@ async fn look_after(clusters: Store<Guarded>, metrics: Arc<Metrics>, progress: A
         let stalled = progress.stalled(Instant::now());
         metrics.stalled.set(i64::from(stalled.is_some()));
         if stalled.is_some() && said.is_none() {
-            tracing::error!(why = stalled, "the loop does not go on");
+            tracing::error!(why = stalled, "the control loop has stalled");
         }
         said = stalled;
     }

@@ -103,7 +103,7 @@ pub(crate) fn run(options: &Bundle) -> anyhow::Result<String> {
 async fn write(options: &Bundle) -> anyhow::Result<String> {
     let now = Timestamp::now();
     let (client, namespace) = snapshot::connect(&options.connection).await?;
-    let namespace = namespace.context("-A is not supported: a bundle is of one namespace")?;
+    let namespace = namespace.context("-A is not supported: a bundle covers one namespace")?;
     let snapshot = Snapshot::take(&options.connection).await?;
     let name = format!("forebay-bundle-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let path = options.file.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.tar.gz")));
@@ -120,9 +120,13 @@ async fn write(options: &Bundle) -> anyhow::Result<String> {
     })?;
     let mut text = format!("{}: {files} files. Secrets were not read. ", path.display());
     let _ =
-        writeln!(text, "Names of nodes, claims and addresses are in it: look through it before you send it.");
+        writeln!(text, "It contains names of nodes and claims, and addresses: review it before you send it.");
     if !missing.is_empty() {
-        let _ = writeln!(text, "{} things could not be read; README.txt in it lists them.", missing.len());
+        let _ = writeln!(
+            text,
+            "{} items could not be read; README.txt in the archive lists them.",
+            missing.len()
+        );
     }
     Ok(text)
 }
@@ -291,10 +295,10 @@ impl Writer {
     fn read_me(&mut self, now: Timestamp) -> anyhow::Result<()> {
         let mut text = format!(
             "Support bundle of Forebay, namespace {}, {now}, by kubectl-forebay {}.\n\n\
-             status.txt, doctor.txt  what `kubectl forebay status -o wide` and `doctor --all` say\n\
+             status.txt, doctor.txt  output of `kubectl forebay status -o wide` and `doctor --all`\n\
              objects/                objects of Kubernetes, without secrets and managed fields\n\
              metrics/                metrics of each pod\n\
-             logs/                   logs of each container; .previous is of before its last restart\n",
+             logs/                   logs of each container; .previous is from before its last restart\n",
             self.namespace,
             env!("CARGO_PKG_VERSION"),
         );

@@ -54,7 +54,7 @@ fn kubernetes(snapshot: &Snapshot, report: &mut Report) {
                 format!("Forebay needs {}.{} or later", KUBERNETES_MIN.0, KUBERNETES_MIN.1),
                 "upgrade the control plane",
             ),
-            None => report.note(format!("Kubernetes calls itself {text:?}"), "", ""),
+            None => report.note(format!("unknown Kubernetes version {text:?}"), "", ""),
         },
     }
 }
@@ -79,7 +79,7 @@ fn definitions(snapshot: &Snapshot, report: &mut Report) {
             let missing: Vec<&str> =
                 KINDS.into_iter().filter(|k| !kinds.iter().any(|found| found == k)).collect();
             if missing.is_empty() {
-                report.ok(format!("{GROUP}/{VERSION} is served, as this program knows it"));
+                report.ok(format!("{GROUP}/{VERSION} is served with all kinds that this program needs"));
             } else {
                 report.error(
                     format!("{} is not installed", missing.join(" and ")),
@@ -109,7 +109,7 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
             report.error(
                 format!("no pod of {object} in {place}"),
                 "",
-                format!("is Forebay in another namespace (-n)? Else: kubectl describe {object}"),
+                format!("is Forebay in another namespace (-n)? If not: kubectl describe {object}"),
             );
         } else if waiting.is_empty() {
             report.ok(format!("{object}: {} of {0} pods ready", ready.len()));
@@ -123,9 +123,12 @@ fn pods(snapshot: &Snapshot, report: &mut Report) {
             let evidence = format!("{what} (on {node})");
             if is_replaced(pod, pods) {
                 report.note(
-                    format!("pod {} has ended or is ending; another one does its work", pod.name_any()),
+                    format!(
+                        "pod {} has terminated or is terminating; another pod replaces it",
+                        pod.name_any()
+                    ),
                     evidence,
-                    format!("where it stays: kubectl -n {namespace} delete pod {}", pod.name_any()),
+                    format!("if it stays: kubectl -n {namespace} delete pod {}", pod.name_any()),
                 );
                 continue;
             }
@@ -198,7 +201,7 @@ fn container_trouble(container: &ContainerStatus) -> Option<(String, &'static st
             }
             "CrashLoopBackOff" => "read its log with --previous",
             "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
-                "make what the message names"
+                "create the object that the message names"
             }
             // The container is still starting.
             _ => return None,
@@ -210,12 +213,12 @@ fn container_trouble(container: &ContainerStatus) -> Option<(String, &'static st
         }
         let last = container.last_state.as_ref().and_then(|s| s.terminated.as_ref());
         if let Some(last) = last {
-            what.push_str(&format!("; ended with code {}", last.exit_code));
+            what.push_str(&format!("; exited with code {}", last.exit_code));
         }
         return Some((what, fix));
     }
     let ended = state.terminated.as_ref().filter(|t| t.exit_code != 0)?;
-    Some((format!("container {} ended with code {}", container.name, ended.exit_code), "read its log"))
+    Some((format!("container {} exited with code {}", container.name, ended.exit_code), "read its log"))
 }
 
 fn csi_driver(snapshot: &Snapshot, report: &mut Report) {
@@ -227,7 +230,7 @@ fn csi_driver(snapshot: &Snapshot, report: &mut Report) {
             "install the chart (docs/get-started/install.md)",
         ),
         Ok(Some(driver)) if driver.spec.attach_required != Some(false) => report.error(
-            format!("CSIDriver {DRIVER} says that volumes must be attached"),
+            format!("CSIDriver {DRIVER} requires volumes to be attached"),
             "spec.attachRequired is not false: pods wait for an attacher that Forebay does not have",
             "install the chart's CSIDriver (the field cannot be changed: delete it first)",
         ),
@@ -247,7 +250,7 @@ fn storage_classes(snapshot: &Snapshot, report: &mut Report) {
         if clusters.is_empty() {
             report.note("there is no StorageCluster and no StorageClass yet", "", fix);
         } else {
-            report.warning(format!("no StorageClass uses {DRIVER}"), "so no claim can ask for a volume", fix);
+            report.warning(format!("no StorageClass uses {DRIVER}"), "so no claim can request a volume", fix);
         }
         return;
     }
@@ -257,7 +260,7 @@ fn storage_classes(snapshot: &Snapshot, report: &mut Report) {
             report.error(
                 format!("StorageClass {} names no StorageCluster", class.name_any()),
                 format!("parameters.{} is missing", names::PARAMETER_CLUSTER),
-                "let the operator make it: spec.storageClasses of the StorageCluster",
+                "let the operator create it: set spec.storageClasses of the StorageCluster",
             );
             continue;
         };
@@ -270,7 +273,7 @@ fn storage_classes(snapshot: &Snapshot, report: &mut Report) {
             report.error(
                 format!("StorageClass {} names a StorageCluster that does not exist", class.name_any()),
                 format!("{}/{cluster}", namespace.map_or("?", String::as_str)),
-                "make the StorageCluster, or delete the StorageClass",
+                "create the StorageCluster, or delete the StorageClass",
             );
         } else {
             report.ok(format!("StorageClass {} on StorageCluster {cluster}", class.name_any()));
@@ -303,7 +306,7 @@ fn claims(snapshot: &Snapshot, report: &mut Report) {
             Some("Bound") => bound += 1,
             Some("Lost") => report.error(
                 format!("claim {name} has lost its volume"),
-                "its PersistentVolume does not exist any more",
+                "its PersistentVolume no longer exists",
                 "restore the PersistentVolume, or delete the claim",
             ),
             _ if waits_for_pod(class) => {
@@ -316,7 +319,7 @@ fn claims(snapshot: &Snapshot, report: &mut Report) {
             _ => report.warning(
                 format!("claim {name} is pending"),
                 format!("StorageClass {class}"),
-                format!("its events say why: {events}"),
+                format!("see its Events: {events}"),
             ),
         }
     }
@@ -343,7 +346,7 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
     }
     match status.conditions.iter().find(|c| c.type_ == "Ready") {
         None => report.error(
-            "the operator has not looked at it",
+            "the operator has not reconciled it",
             "it has no condition Ready",
             "is the operator running, and in the same namespace?",
         ),
@@ -376,14 +379,14 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
             report.error(
                 format!("takeovers pause: {}", paused.reason),
                 paused.message.clone(),
-                "look at the nodes and the control plane; docs/guides/failover.md says what to do where nodes are really off",
+                "check the nodes and the control plane; if nodes are really off, see docs/guides/failover.md",
             );
         } else if paused.reason == "Overridden" {
             report.warning(
-                "takeovers do not pause, whatever happens",
+                "takeovers never pause",
                 paused.message.clone(),
                 format!(
-                    "when that is over: kubectl annotate storagecluster {} {}-",
+                    "when this is over: kubectl annotate storagecluster {} {}-",
                     cluster.name_any(),
                     names::ANNOTATION_TAKE_OVER_ANYWAY
                 ),
@@ -393,14 +396,14 @@ fn storage_cluster(cluster: &StorageCluster) -> Vec<Finding> {
     for condition in status.conditions.iter().filter(|c| c.type_ == "Progressing" && c.status == "True") {
         match condition.reason.as_str() {
             "ApplyFailed" => report.error(
-                "the operator cannot make its objects",
+                "the operator cannot apply its objects",
                 condition.message.clone(),
-                "fix what the message names; the operator tries again by itself",
+                "fix what the message names; the operator retries automatically",
             ),
             "ScaleDownRefused" => report.warning(
                 "it cannot have fewer instances yet",
                 condition.message.clone(),
-                "delete or move the volumes of the instances that are to go",
+                "delete or move the volumes of the instances to be removed",
             ),
             reason => report.note(format!("it is changing: {reason}"), condition.message.clone(), ""),
         }
@@ -450,11 +453,11 @@ fn takeover(cluster: &StorageCluster, report: &mut Report) {
         return;
     };
     match found.reason.as_str() {
-        "Disabled" => report.note("nothing is taken over by itself", found.message.clone(), ""),
+        "Disabled" => report.note("automatic takeover is off", found.message.clone(), ""),
         _ => report.warning(
-            "no node could take an instance over",
+            "no node can take over an instance",
             found.message.clone(),
-            "have one node more that fits than spec.instances (docs/guides/failover.md)",
+            "provide one more fitting node than spec.instances (docs/guides/failover.md)",
         ),
     }
 }

@@ -97,7 +97,7 @@ impl Report {
         self.warning(
             format!("{what} could not be read"),
             error,
-            "ask an administrator for the right to list them",
+            "ask an administrator for permission to list them",
         );
     }
 }
@@ -154,13 +154,13 @@ pub(crate) fn render(findings: &[Finding], all: bool, paint: Paint) -> String {
     let errors = count(Severity::Error);
     let warnings = count(Severity::Warning);
     let verdict = format!(
-        "{}, {}, {}; {} right",
+        "{}, {}, {}; {} passed",
         several(errors, "error"),
         several(warnings, "warning"),
         several(count(Severity::Note), "note"),
         match count(Severity::Ok) {
-            1 => "1 thing is".to_owned(),
-            number => format!("{number} things are"),
+            1 => "1 check".to_owned(),
+            number => format!("{number} checks"),
         },
     );
     let tone = match (errors, warnings) {

@@ -84,16 +84,16 @@ fn one(snapshot: &Snapshot, node: &Node, wishes: Wishes) -> Vec<Finding> {
     if plugin.is_none() && snapshot.pods.is_ok() {
         // The DaemonSet's selector and tolerations determine where it runs: a control plane node is excluded.
         let evidence = match taints(node).as_slice() {
-            [] => "no pod of daemonset/forebay-csi-node is there".to_owned(),
+            [] => "no pod of daemonset/forebay-csi-node runs on it".to_owned(),
             taints => format!(
-                "no pod of daemonset/forebay-csi-node is there; the node has taints: {}",
+                "no pod of daemonset/forebay-csi-node runs on it; the node has taints: {}",
                 taints.join(", ")
             ),
         };
         report.note(
             "the node plugin does not run here: no pod on it can use a volume",
             evidence,
-            "if that is not meant: csi.node.nodeSelector and csi.node.tolerations of the chart",
+            "if that is not intended: check csi.node.nodeSelector and csi.node.tolerations of the chart",
         );
         return report.findings;
     }
@@ -145,7 +145,7 @@ fn kubelet(node: &Node, report: &mut Report) {
         ready => report.error(
             "its kubelet is not ready",
             ready.and_then(|c| c.message.clone()).unwrap_or_default(),
-            "is the node up and in the network? journalctl -u kubelet there",
+            "is the node up and connected? On the node: journalctl -u kubelet",
         ),
     }
 }
@@ -171,7 +171,7 @@ fn published(node: &StorageNode, wishes: Wishes, clusters: &[StorageCluster], re
         Some(ready) => report.warning(
             format!("its agent could not read everything: {}", ready.reason),
             ready.message.clone(),
-            "look at the kernel's log there (dmesg)",
+            "check the node's kernel log (dmesg)",
         ),
         None => report.error(
             "its agent has not reported",
@@ -182,7 +182,7 @@ fn published(node: &StorageNode, wishes: Wishes, clusters: &[StorageCluster], re
     let own = env!("CARGO_PKG_VERSION");
     if !status.agent_version.is_empty() && status.agent_version != own {
         report.note(
-            "its agent has another version than this program",
+            "its agent and this program have different versions",
             format!("{} there, {own} here", status.agent_version),
             "use the kubectl-forebay of the installed version",
         );
@@ -212,13 +212,13 @@ fn fabrics(name: &str, status: &StorageNodeStatus, clusters: &[StorageCluster], 
                 tcp |= target.transport == FabricTransport::TCP;
                 if kernel.nvmet == Fact::No && target.nodes.iter().any(|n| n.name == name) {
                     report.error(
-                        "it is to offer namespaces, and its kernel has no NVMe target",
+                        "it must export namespaces, but its kernel has no NVMe target",
                         format!(
                             "no module nvmet; backend {} of StorageCluster {}",
                             backend.name,
                             cluster.name_any()
                         ),
-                        "install the kernel's extra modules there, or take the node out of target.nodes",
+                        "install the kernel's extra modules on it, or remove it from target.nodes",
                     );
                 }
             }
@@ -237,7 +237,7 @@ fn fabrics(name: &str, status: &StorageNodeStatus, clusters: &[StorageCluster], 
                     cluster.name_any()
                 ),
                 format!("no module {}", missing.join(", ")),
-                "install the kernel's extra modules there, or keep instances away by spec.placement",
+                "install the kernel's extra modules on it, or exclude it with spec.placement",
             );
         }
     }
@@ -250,18 +250,18 @@ fn kernel(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
         Fact::Yes => report.ok("the kernel has the SMB client"),
         Fact::No => report.error(
             "the kernel has no SMB client: no pod on it can use a volume",
-            format!("{release}: the module cifs is neither loaded nor to be found"),
+            format!("{release}: the module cifs is neither loaded nor available"),
             "install it (Ubuntu: linux-modules-extra-$(uname -r); RHEL: kernel-modules; Debian has it), then modprobe cifs",
         ),
         Fact::Unknown => report.note(
-            "whether the kernel has the SMB client is unknown",
+            "it is unknown whether the kernel has the SMB client",
             format!("{release}: /lib/modules could not be read"),
             "modprobe cifs on the node",
         ),
     }
     let has_port = status.rdma_devices.iter().flat_map(|d| &d.ports).any(|p| p.usable);
     match (kernel.cifs_smb_direct, has_port) {
-        (Fact::Yes, _) => report.ok("its SMB client speaks SMB Direct"),
+        (Fact::Yes, _) => report.ok("its SMB client supports SMB Direct"),
         (_, false) => {}
         (fact, true) => {
             let severity = match (fact, wish) {
@@ -271,23 +271,23 @@ fn kernel(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
             };
             let (summary, evidence) = if fact == Fact::No {
                 (
-                    "its SMB client does not speak SMB Direct: mounts use TCP",
+                    "its SMB client does not support SMB Direct: mounts use TCP",
                     "cifs is built without CONFIG_CIFS_SMB_DIRECT",
                 )
             } else {
                 (
-                    "whether its SMB client speaks SMB Direct is unknown",
-                    "cifs is built in, and its configuration not readable",
+                    "it is unknown whether its SMB client supports SMB Direct",
+                    "cifs is built in, and its configuration is not readable",
                 )
             };
-            let fix = "use a kernel with CONFIG_CIFS_SMB_DIRECT (Ubuntu and RHEL have it, Debian has not)";
+            let fix = "use a kernel with CONFIG_CIFS_SMB_DIRECT (Ubuntu and RHEL have it, Debian does not)";
             report.add(severity, summary, format!("{release}: {evidence}"), fix);
         }
     }
     match kernel.io_uring {
-        Fact::Yes => report.ok("io_uring can be used"),
+        Fact::Yes => report.ok("io_uring is available"),
         Fact::No => report.warning(
-            "io_uring cannot be used: a server here is slower",
+            "io_uring is unavailable: a server on this node is slower",
             format!("{release}: kernel.io_uring_disabled is not 0, or the kernel is built without it"),
             "sysctl -w kernel.io_uring_disabled=0, and permanently in /etc/sysctl.d",
         ),
@@ -301,9 +301,9 @@ fn rdma(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
     if ports.is_empty() {
         if wish == Wish::Required {
             report.note(
-                "it has no RDMA device: no instance and no RDMA mount here",
+                "it has no RDMA device: no instance and no RDMA mount on this node",
                 "a StorageCluster requires RDMA; /sys/class/infiniband is empty",
-                "with a card in it: load its RDMA driver (mlx5_ib, bnxt_re, irdma)",
+                "if it has an RDMA NIC: load the driver (mlx5_ib, bnxt_re, irdma)",
             );
         }
         return;
@@ -333,7 +333,7 @@ fn rdma(status: &StorageNodeStatus, wish: Wish, report: &mut Report) {
         if is_roce && port.mtu < ROCE_MTU_MIN {
             report.warning(
                 format!("{name} has a small MTU: RDMA sends packets of less than 4096 bytes"),
-                format!("{netdev} has MTU {}, {ROCE_MTU_MIN} is the least", port.mtu),
+                format!("{netdev} has MTU {}, but at least {ROCE_MTU_MIN} is needed", port.mtu),
                 format!(
                     "ip link set {netdev} mtu 9000, on every host and switch of the fabric (docs/guides/rdma.md)"
                 ),

@@ -34,7 +34,7 @@ fn with_cluster(change: impl Fn(&mut Value)) -> Snapshot {
 fn where_all_is_well_nothing_is_found() {
     assert_eq!(found(&healthy()), [""; 0]);
     let text = render(&examine(&healthy()), false, Paint::new(false));
-    assert_eq!(text, "0 errors, 0 warnings, 0 notes; 25 things are right\n");
+    assert_eq!(text, "0 errors, 0 warnings, 0 notes; 25 checks passed\n");
 }
 
 #[test]
@@ -62,7 +62,7 @@ node storage-2
            seen  CSINode storage-2 does not list csi.forebay.io
            fix   read the node plugin's log; kubeletDir of the chart must be the kubelet's --root-dir
 
-1 error, 1 warning, 0 notes; 24 things are right
+1 error, 1 warning, 0 notes; 24 checks passed
 "
     );
     let all = render(&examine(&snapshot), true, Paint::new(true));
@@ -85,7 +85,7 @@ fn the_cluster_as_a_whole_is_looked_at() {
             s.served = Ok(Some(vec!["StorageCluster".into()]));
         }),
         (Severity::Error, "no CSIDriver", "attacher", |s| s.csi_driver = Ok(None)),
-        (Severity::Error, "must be attached", "attachRequired", |s| {
+        (Severity::Error, "to be attached", "attachRequired", |s| {
             s.csi_driver = Ok(Some(object(json!({"metadata": {"name": "x"}, "spec": {}}))));
         }),
         (Severity::Warning, "no StorageClass uses", "no claim can", |s| s.storage_classes = Ok(vec![])),
@@ -187,7 +187,7 @@ fn a_pod_that_has_ended_is_no_error_where_another_does_its_work() {
             let snapshot = with(component, node, deleted);
             assert_eq!(
                 found(&snapshot),
-                ["Note cluster: pod leftover has ended or is ending; another one does its work"]
+                ["Note cluster: pod leftover has terminated or is terminating; another pod replaces it"]
             );
             if !deleted {
                 assert_eq!(
@@ -227,7 +227,7 @@ fn the_pod_that_asks_does_not_complain_of_itself() {
 fn storage_clusters_are_looked_at() {
     type Change = fn(&mut Value);
     let cases: [(&str, Change); 10] = [
-        ("Error storagecluster main: the operator cannot make its objects", |c| {
+        ("Error storagecluster main: the operator cannot apply its objects", |c| {
             c["status"]["conditions"][1]["status"] = json!("True");
             c["status"]["conditions"][1]["reason"] = json!("ApplyFailed");
         }),
@@ -290,7 +290,7 @@ fn a_pause_of_takeovers_is_an_error_while_it_lasts() {
     assert_eq!(found(&reported("False", "NotPaused")), [""; 0]);
     assert_eq!(finding(&reported("True", "ManyNodesSilent"), "takeovers pause").severity, Severity::Error);
     assert_eq!(
-        finding(&reported("False", "Overridden"), "takeovers do not pause").severity,
+        finding(&reported("False", "Overridden"), "takeovers never pause").severity,
         Severity::Warning
     );
 }
@@ -302,16 +302,16 @@ fn nodes_are_looked_at() {
         ("Error: the kernel has no SMB client: no pod on it can use a volume", |n| {
             n["status"]["kernel"]["cifs"] = json!("No");
         }),
-        ("Note: whether the kernel has the SMB client is unknown", |n| {
+        ("Note: it is unknown whether the kernel has the SMB client", |n| {
             n["status"]["kernel"]["cifs"] = json!("Unknown");
         }),
-        ("Warning: its SMB client does not speak SMB Direct: mounts use TCP", |n| {
+        ("Warning: its SMB client does not support SMB Direct: mounts use TCP", |n| {
             n["status"]["kernel"]["cifsSmbDirect"] = json!("No");
         }),
-        ("Note: whether its SMB client speaks SMB Direct is unknown", |n| {
+        ("Note: it is unknown whether its SMB client supports SMB Direct", |n| {
             n["status"]["kernel"]["cifsSmbDirect"] = json!("Unknown");
         }),
-        ("Warning: io_uring cannot be used: a server here is slower", |n| {
+        ("Warning: io_uring is unavailable: a server on this node is slower", |n| {
             n["status"]["kernel"]["ioUring"] = json!("No");
         }),
         ("Warning: RDMA port mlx5_0/1 cannot be used", |n| {
@@ -326,7 +326,7 @@ fn nodes_are_looked_at() {
             n["status"]["conditions"][0]["status"] = json!("False");
             n["status"]["conditions"][0]["reason"] = json!("PartlyUnreadable");
         }),
-        ("Note: its agent has another version than this program", |n| {
+        ("Note: its agent and this program have different versions", |n| {
             n["status"]["agentVersion"] = json!("0.0.9");
         }),
         ("Note: no new instances are put here", |n| n["spec"]["unschedulable"] = json!(true)),
@@ -372,7 +372,7 @@ fn what_a_node_lacks_weighs_as_much_as_it_is_wanted() {
         cluster["spec"]["network"] = json!({"transport": transport});
         let without = with_storage_node(|n| n["status"]["kernel"]["cifsSmbDirect"] = json!("No"));
         let snapshot = Snapshot { clusters: Ok(vec![object(cluster)]), ..without };
-        finding(&snapshot, "does not speak SMB Direct").severity
+        finding(&snapshot, "does not support SMB Direct").severity
     };
     assert_eq!(mounting("Auto"), Severity::Warning);
     assert_eq!(mounting("RDMA"), Severity::Error);

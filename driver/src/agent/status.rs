@@ -10,7 +10,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::limits::STATUS_ENTRIES_MAX;
 
+<<<<<<< HEAD
 /// Condition type: the agent runs and was able to read everything.
+=======
+/// Condition type: the agent runs and can read everything.
+>>>>>>> strings-2
 const READY: &str = "Ready";
 
 /// Condition type: at least one RDMA port is usable.
@@ -86,7 +90,7 @@ pub(crate) fn unknown(
         Unknown::Hangs { seconds } => (
             "ReadHangs",
             format!(
-                "reading sysfs has not ended after {seconds} s: a driver hangs, the rest of this status is what was known \
+                "reading sysfs did not complete within {seconds} s: a driver hangs; the rest of this status is what was known \
                  before; see the kernel's log"
             ),
         ),
@@ -228,7 +232,7 @@ fn ready(inventory: &Inventory) -> Finding {
         holds,
         reason: if holds { "Reported" } else { "PartlyUnreadable" },
         message: match (holds, inventory.oddities.len() - odd.len()) {
-            (true, _) => "the agent runs and could read everything".to_owned(),
+            (true, _) => "the agent runs and can read everything".to_owned(),
             (false, 0) => odd.join("; "),
             (false, more) => format!("{}; and {more} more", odd.join("; ")),
         },
@@ -248,14 +252,11 @@ fn rdma_ready(devices: &[Device<'_>]) -> Finding {
     let why: Vec<String> =
         ports.iter().filter_map(|(name, why)| Some(format!("{name}: {}", why.as_ref()?))).collect();
     let (reason, message) = if !usable.is_empty() {
-        (
-            "PortUsable",
-            format!("{} of {} ports can be used: {}", usable.len(), ports.len(), usable.join(", ")),
-        )
+        ("PortUsable", format!("{} of {} ports are usable: {}", usable.len(), ports.len(), usable.join(", ")))
     } else if let Some(first) = ports.iter().find_map(|(_, why)| why.as_ref()) {
         (first.reason(), why.join("; "))
     } else {
-        ("NoRdmaDevice", "the kernel knows no RDMA device: is the NIC's RDMA driver loaded?".to_owned())
+        ("NoRdmaDevice", "the kernel has no RDMA device: is the NIC's RDMA driver loaded?".to_owned())
     };
     Finding { kind: RDMA_READY, holds: !usable.is_empty(), reason, message }
 }
@@ -407,7 +408,7 @@ mod tests {
         assert_eq!(condition(&status, "Ready").status, "True");
         let ready = condition(&status, "RdmaReady");
         assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("True", "PortUsable"));
-        assert_eq!(ready.message, "1 of 2 ports can be used: mlx5_0/1");
+        assert_eq!(ready.message, "1 of 2 ports are usable: mlx5_0/1");
         assert_eq!((ready.observed_generation, &ready.last_transition_time), (Some(1), &time(100)));
     }
 

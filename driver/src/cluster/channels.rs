@@ -140,7 +140,7 @@ impl ClientCertificate {
         let name = names::driver_secret(cluster);
         let Some(secret) = kubernetes.secret(&name).await? else {
             return Err(Error::NotNow(format!(
-                "Secret {name} with the certificate for the admin API is not there yet; the operator makes it"
+                "Secret {name} with the certificate for the admin API does not exist yet; the operator creates it"
             )));
         };
         Self::of(&name, secret)
@@ -177,7 +177,7 @@ fn open(
         .identity(Identity::from_pem(&certificate.chain, &certificate.key))
         .timeout(PROBE_DEADLINE);
     let unusable = |error: tonic::transport::Error| {
-        let what = format!("the admin API of instance {instance} at {endpoint:?} cannot be asked");
+        let what = format!("the admin API of instance {instance} at {endpoint:?} cannot be called");
         Error::NotNow(format!("{what}: {}", crate::error::with_sources(&error)))
     };
     let channel = Endpoint::from_shared(format!("https://{endpoint}"))

@@ -228,7 +228,7 @@ impl Clusters {
         let cluster = self.find(instance.cluster()).await?.ok_or_else(|| {
             let namespace = self.kubernetes.namespace();
             Error::NotNow(format!(
-                "StorageCluster {} is not in namespace {namespace}; make it again with the same backends",
+                "StorageCluster {} is not in namespace {namespace}; recreate it with the same backends",
                 instance.cluster()
             ))
         })?;

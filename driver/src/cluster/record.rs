@@ -223,7 +223,7 @@ impl Record {
         let labels: BTreeMap<String, String> = secret.metadata.labels.unwrap_or_default();
         let label = |key: &str| labels.get(key).map(String::as_str);
         if label(names::LABEL_MANAGED_BY) != Some(names::MANAGED_BY_DRIVER) {
-            return Err(foreign("has not the driver's label"));
+            return Err(foreign("lacks the driver's label"));
         }
         if label(names::LABEL_VOLUME) != Some(share.as_str()) {
             return Err(foreign("names another volume"));
@@ -268,7 +268,7 @@ impl Record {
 fn foreign(share: &VolumeId, what: &str) -> Error {
     let name = Record::name_of(share);
     Error::Refused(format!(
-        "Secret {name} {what}: it is not the one that the driver made for this volume; restore or remove it"
+        "Secret {name} {what}: it is not the one that the driver created for this volume; restore or remove it"
     ))
 }
 

@@ -86,8 +86,8 @@ impl ControllerService {
         match clusters.find(instance.cluster()).await? {
             None if record.is_some() => {
                 return Err(Error::Refused(format!(
-                    "StorageCluster {} is gone and has left the volume's data where they were: make it again to \
-                     delete them, or give them up: delete Secret {} and its finalizer {}",
+                    "StorageCluster {} was deleted without the volume's data: recreate it to \
+                     delete the data, or give the data up: delete Secret {} and its finalizer {}",
                     instance.cluster(),
                     Record::name_of(share),
                     names::FINALIZER_VOLUME,
@@ -127,7 +127,7 @@ impl ControllerService {
         let capacity_bytes = if capacity.admits(present_bytes) {
             present_bytes
         } else if present_bytes > capacity.limit_bytes() {
-            return Err(Error::Capacity(format!("the volume has {present_bytes} bytes and never shrinks")));
+            return Err(Error::Capacity(format!("the volume has {present_bytes} bytes and cannot shrink")));
         } else {
             // Without a quota nothing is enforced, and the server stores the requested size.
             let wanted = capacity.size_bytes()?.max(present_bytes);

@@ -89,7 +89,7 @@ impl ControllerService {
                 if has_secrets {
                     return Err(Error::invalid(
                         "secrets",
-                        "the driver makes the credentials of each volume; name no provisioner-secret",
+                        "the driver creates the credentials of each volume; do not name a provisioner-secret",
                     ));
                 }
                 order.check_name()?;
@@ -119,7 +119,7 @@ impl ControllerService {
         if is_removed(&cluster, &record.instance) {
             // It held no volumes when it was removed, so it cannot hold this one.
             let message = format!(
-                "instance {} was removed before it made the volume; the next try places it again",
+                "instance {} was removed before it created the volume; the next try places the volume again",
                 record.instance
             );
             record.remove(clusters.kubernetes()).await?;
@@ -217,7 +217,7 @@ impl ControllerService {
             None => being_deleted(&name),
             Some(now) if is_leaving(&now, instance) || is_new && !takes_volumes(&now, instance) => {
                 Error::NotNow(format!(
-                    "instance {instance} takes no new volumes any more; the next try places again"
+                    "instance {instance} no longer accepts new volumes; the next try places the volume again"
                 ))
             }
             Some(_) => return Ok(record),
@@ -329,7 +329,7 @@ impl Order {
                 home.admin.delete(&self.share).await?;
             }
             return Err(Error::Refused(
-                "the server is older than the driver, and makes no volumes of snapshots and volumes: upgrade it".into(),
+                "the server is older than the driver and cannot create volumes from snapshots or volumes: upgrade it".into(),
             ));
         }
         match made {
@@ -367,13 +367,13 @@ impl Order {
 /// The parameters of a volume that is created from `source`: it shares extents with the source, so it must be in the same pool.
 fn beside(source: &Source, parameters: Parameters) -> Result<Parameters, Error> {
     if parameters.pool.as_ref().is_some_and(|pool| *pool != source.pool) {
-        let reason = format!("a volume lies where its source is, in {}", source.pool);
+        let reason = format!("a volume is stored with its source, in {}", source.pool);
         return Err(Error::invalid("parameters", reason));
     }
     if let (Some(instance), Some(cluster)) = (source.handle().instance(), &parameters.cluster)
         && instance.cluster() != cluster
     {
-        let reason = format!("a volume lies where its source is, in {}", instance.cluster());
+        let reason = format!("a volume is stored with its source, in {}", instance.cluster());
         return Err(Error::invalid("parameter cluster", reason));
     }
     Ok(Parameters { pool: Some(source.pool.clone()), ..parameters })

@@ -118,8 +118,7 @@ pub(super) fn check_mount_flags_of_new(
 ) -> Result<(), Error> {
     for capability in capabilities {
         if mount_options(capability, protection, transport)?.has(SNAPSHOT) {
-            let reason =
-                "a new volume has no snapshot to mount: snapshot= is for a PersistentVolume of your own";
+            let reason = "a new volume has no snapshot to mount: snapshot= is for a PersistentVolume that you create yourself";
             return Err(Error::invalid("mount_flags", reason));
         }
     }

@@ -86,7 +86,7 @@ async fn serve(
 ) -> anyhow::Result<&'static str> {
     if !folder.is_dir() {
         bail!(
-            "{} is no directory: it is the kubelet's, and this container must have it mounted (--device-plugins)",
+            "{} is not a directory: it belongs to the kubelet and must be mounted in this container (--device-plugins)",
             folder.display()
         );
     }
@@ -102,13 +102,18 @@ async fn serve(
         // Before the kubelet is called, so that a concurrent restart is detected.
         let found = SocketFile::at(&kubelet).with_context(|| format!("look at {}", kubelet.display()))?;
         register(&kubelet).await.context("register with the kubelet as a device plugin")?;
-        info!(resource = RESOURCE_RDMA, "the kubelet knows of the node's RDMA devices");
+        info!(resource = RESOURCE_RDMA, "the kubelet has registered the node's RDMA devices");
         *failing = false;
         Ok(tokio::select! {
             () = own.vanished(WATCH_INTERVAL) => "the plugin's socket has vanished",
             () = found.vanished(WATCH_INTERVAL) => "the kubelet's socket is another one",
+<<<<<<< HEAD
             // `None` cannot occur here: the service, which holds a sender, lives as long as this.
             _ = ends.recv() => "the kubelet does not follow the list of devices any more",
+=======
+            // None while the service lives, which it does as long as this.
+            _ = ends.recv() => "the kubelet no longer follows the list of devices",
+>>>>>>> strings-2
         })
     };
     tokio::select! {
@@ -194,7 +199,7 @@ impl DevicePlugin for Service {
         &self,
         _: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        Err(Status::unimplemented("one share is as good as another"))
+        Err(Status::unimplemented("no share is preferred"))
     }
 
     async fn allocate(
@@ -203,7 +208,7 @@ impl DevicePlugin for Service {
     ) -> Result<Response<AllocateResponse>, Status> {
         let nodes = self.offer.borrow().nodes.clone();
         if nodes.is_empty() {
-            return Err(Status::failed_precondition("the node has no RDMA device any more"));
+            return Err(Status::failed_precondition("the node no longer has an RDMA device"));
         }
         let mut container_responses = Vec::new();
         for container in request.into_inner().container_requests {

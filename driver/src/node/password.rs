@@ -100,20 +100,20 @@ impl NodeService {
         match renewed {
             None => {}
             Some(Ok(())) => {
-                info!(share = %context.share, path = %path.display(), "the mount knows the volume's new password");
+                info!(share = %context.share, path = %path.display(), "the mount has the volume's new password");
                 self.passwords.note(path, password);
             }
             Some(Err(error)) if error.step == Step::Option("password2".to_owned()) => {
                 warn!(
                     share = %context.share,
                     path = %path.display(),
-                    "this kernel takes no new password for a mount (Linux 6.9 does): recreate the pods that use the volume before its \
+                    "this kernel cannot change the password of a mount (Linux 6.9 can): recreate the pods that use the volume before its \
                      next rotation"
                 );
                 self.passwords.note(path, password);
             }
             Some(Err(error)) => {
-                warn!(share = %context.share, error = error.to_string(), "the mount does not take the volume's new password; it is tried again");
+                warn!(share = %context.share, error = error.to_string(), "cannot set the volume's new password on the mount; trying again");
             }
         }
         Ok(claim)

@@ -136,8 +136,8 @@ impl NodeService {
         let is_dead = self.is_dead(path, entry.id, address, &request.volume_context).await?;
         Ok(is_dead.then(|| {
             Error::NotNow(format!(
-                "the mount at {} was silent, and its server is no longer at {address}; the call has no Secret to mount it \
-                 again: end the node's other pods of this volume, and it is staged again",
+                "the mount at {} did not respond, and its server is no longer at {address}; the call has no Secret to mount it \
+                 again: delete the node's other pods that use this volume, and it is staged again",
                 path.display()
             ))
         }))

@@ -92,7 +92,7 @@ impl Reported {
 /// The Event for a mount that uses less than both ends together could support.
 fn event(volume_id: &str, choice: &Choice) -> Option<Event> {
     let why = choice.why.as_ref().filter(|_| choice.is_less && choice.over == Over::Tcp)?;
-    let mut note = format!("volume {volume_id} is mounted over TCP, its server takes RDMA: {why}");
+    let mut note = format!("volume {volume_id} is mounted over TCP, although its server accepts RDMA: {why}");
     while note.len() > NOTE_BYTES_MAX {
         note.pop();
     }

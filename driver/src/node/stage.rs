@@ -443,7 +443,7 @@ fn addresses_of(server: &ServerAddress) -> Result<Vec<IpAddr>, Error> {
             what: format!("//{}", server.host),
             step: Step::Create,
             errno: Errno::HOSTUNREACH,
-            messages: vec![format!("the name is not resolved: {error}")],
+            messages: vec![format!("the name cannot be resolved: {error}")],
         })),
     }
 }

@@ -65,7 +65,7 @@ pub(crate) async fn run(
 ) -> anyhow::Result<()> {
     if !registry.is_dir() {
         bail!(
-            "{} is no directory: it is the kubelet's, and this container must have it mounted (--plugins-registry)",
+            "{} is not a directory: it belongs to the kubelet and must be mounted in this container (--plugins-registry)",
             registry.display()
         );
     }
@@ -81,7 +81,7 @@ pub(crate) async fn run(
         };
         match served {
             Ended::Vanished => {
-                warn!(path = %path.display(), "the registration socket has vanished, making it again")
+                warn!(path = %path.display(), "the registration socket has vanished; recreating it")
             }
             Ended::Refused { reason, after_success } => {
                 refusals = if after_success { 1 } else { refusals + 1 };

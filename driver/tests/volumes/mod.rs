@@ -286,7 +286,7 @@ impl World {
         assert!(self.capacity(&[("pool", "pool")]).await.is_ok());
         let mut request = GetCapacityRequest { volume_capabilities: vec![block()], ..Default::default() };
         let none = self.controller.get_capacity(request.clone()).await.unwrap().into_inner();
-        assert_eq!(none.available_capacity, 0, "block volumes are not offered");
+        assert_eq!(none.available_capacity, 0, "block volumes are not supported");
         request.volume_capabilities = vec![capability()];
         assert!(self.controller.get_capacity(request).await.unwrap().into_inner().available_capacity > 0);
         if self.has_quota {

@@ -252,7 +252,7 @@ pub(super) fn rotated(stage: &Stage) -> Result<String> {
     ])?;
     let renewed = || -> Result<usize> {
         let logs = kubectl.run(&["logs", "-n", NAMESPACE, &plugin, "-c", "driver", "--tail=2000"])?;
-        let of_it = |line: &&str| line.contains("knows the volume's new password") && line.contains(&name);
+        let of_it = |line: &&str| line.contains("has the volume's new password") && line.contains(&name);
         Ok(logs.lines().filter(of_it).count())
     };
     let rotate =

@@ -156,10 +156,10 @@ fn pauses(kubectl: &Kubectl, plugin: &dyn Fn(&[&str]) -> anyhow::Result<String>)
         kubectl.run(&["get", "storagecluster", &name, "-n", NAMESPACE, "-o", path]).expect("the spec")
     };
     for (command, says, is) in [
-        ("pause", "paused. Servers go on", "true"),
-        ("pause", "paused already", "true"),
+        ("pause", "paused. Servers continue", "true"),
+        ("pause", "already paused", "true"),
         ("resume", "resumed", "false"),
-        ("resume", "not paused already", "false"),
+        ("resume", "already not paused", "false"),
     ] {
         let said = plugin(&[command, &name]).expect(command);
         assert!(said.starts_with(&format!("{name}: {says}")), "{said}");

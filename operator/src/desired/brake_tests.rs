@@ -34,7 +34,11 @@ fn a_partition_raises_no_epoch_and_ends_no_pod_and_neither_does_its_end() {
         "{}",
         reported.message
     );
-    assert!(found.status.instances[0].message.contains("takeovers pause"), "{:?}", found.status.instances[0]);
+    assert!(
+        found.status.instances[0].message.contains("takeovers are paused"),
+        "{:?}",
+        found.status.instances[0]
+    );
     cluster.status = Some(found.status);
     // The partition heals: Leases are renewed, but pods are not ready yet and servers have not been queried yet.
     for node in ["n1", "n2", "n3"] {

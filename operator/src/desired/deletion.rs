@@ -40,7 +40,7 @@ pub fn plan(view: &View<'_>, desired: &mut Desired, said: &mut Said) {
     }
     said.deletion_policy = Some(policy);
     said.deletable =
-        Some((true, "Decided", format!("servers are removed now, by deletionPolicy {policy:?}")));
+        Some((true, "Decided", format!("servers are being removed; deletionPolicy is {policy:?}")));
     desired.again = SOON;
 }
 
@@ -87,7 +87,7 @@ fn volumes_are_gone(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desir
             false,
             "VolumesUnknown",
             format!(
-                "{} cannot be asked for volumes: bring it back, or set spec.deletionPolicy to Retain to leave its data where they are",
+                "{} does not answer, so its volumes are unknown: make it available, or set spec.deletionPolicy to Retain to keep its data",
                 silent.join(", ")
             ),
         ));
@@ -97,7 +97,7 @@ fn volumes_are_gone(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desir
     if view.instances.iter().any(|i| !view.announced(i))
         && (holding.is_empty() || policy == DeletionPolicy::Destroy)
     {
-        return Err((false, "Announcing", "the driver is asked to make no more volumes".to_owned()));
+        return Err((false, "Announcing", "waiting for the CSI driver to stop creating volumes".to_owned()));
     }
     if holding.is_empty() {
         return Ok(());
@@ -110,7 +110,7 @@ fn volumes_are_gone(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desir
                 false,
                 "VolumesUnserved",
                 format!(
-                    "volumes are damaged, so that they may not be destroyed by asking: {}; the servers' logs name them and say why: repair or remove their records, or set spec.deletionPolicy to Retain",
+                    "damaged volumes are not destroyed automatically: {}; the servers' logs name them and the damage: repair or remove their records, or set spec.deletionPolicy to Retain",
                     damaged.join(", ")
                 ),
             )
@@ -122,7 +122,7 @@ fn volumes_are_gone(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desir
     }
     let damaged = match damaged.as_slice() {
         [] => String::new(),
-        some => format!(" (of these damaged, see the servers' logs: {})", some.join(", ")),
+        some => format!(" (damaged: {}; see the servers' logs)", some.join(", ")),
     };
     Err((
         false,
@@ -153,7 +153,9 @@ fn forget_places(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired)
 fn tear_down(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired, said: &mut Said) {
     let came_too_late = match view.cluster.spec.deletion_policy {
         same if same == policy => String::new(),
-        other => format!("; spec.deletionPolicy {other:?} came after it was decided by {policy:?}"),
+        other => format!(
+            "; spec.deletionPolicy {other:?} has no effect, because the deletion has begun with {policy:?}"
+        ),
     };
     for (instance, set) in &view.observed.stateful_sets {
         desired.remove.push(Target { kind: "StatefulSet", name: instance.clone(), uid: set.uid() });
@@ -163,13 +165,13 @@ fn tear_down(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired, sai
     }
     if !view.observed.stateful_sets.is_empty() || !view.observed.pods.is_empty() {
         let left: Vec<&str> = view.observed.pods.keys().map(String::as_str).collect();
-        let message = format!("servers are ending: {}{came_too_late}", left.join(", "));
+        let message = format!("servers are stopping: {}{came_too_late}", left.join(", "));
         said.deletable = Some((true, "ServersEnding", message));
         return;
     }
     // Servers first, then the targets that hold their pools.
     if !target::tear_down(view, desired) {
-        let message = format!("the bundled target stops offering what it has{came_too_late}");
+        let message = format!("the bundled target is withdrawing its namespaces{came_too_late}");
         said.deletable = Some((true, "TargetsEnding", message));
         return;
     }
@@ -184,6 +186,6 @@ fn tear_down(view: &View<'_>, policy: DeletionPolicy, desired: &mut Desired, sai
         desired.remove.push(Target { kind: "Secret", name: name.clone(), uid: None });
     }
     desired.forget_credentials = policy == DeletionPolicy::Destroy;
-    said.deletable = Some((true, "Gone", format!("nothing is left to see to{came_too_late}")));
+    said.deletable = Some((true, "Gone", format!("nothing is left to remove{came_too_late}")));
     desired.release = true;
 }

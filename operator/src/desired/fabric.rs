@@ -95,7 +95,9 @@ pub fn of(view: &View<'_>, instance: &str, backend: &Backend) -> Result<Fabric, 
                 (Some(uuid), _) => format!("uuid:{}", uuid.to_lowercase()),
                 (None, Some(nguid)) => format!("nguid:{}", nguid.to_lowercase()),
                 (None, None) => {
-                    return Err(format!("backend {name}: the namespace of {instance} has no name"));
+                    return Err(format!(
+                        "backend {name}: the namespace of {instance} has neither uuid nor nguid"
+                    ));
                 }
             };
             Ok(Fabric {
@@ -116,11 +118,11 @@ pub fn of(view: &View<'_>, instance: &str, backend: &Backend) -> Result<Fabric, 
             let target =
                 backend.target.as_ref().ok_or_else(|| format!("backend {name} lacks the field target"))?;
             let place = place(view, instance, name).ok_or_else(|| {
-                format!("backend {name}: no node of target.nodes has a device left for {instance}: add one")
+                format!("backend {name}: target.nodes has no free device for {instance}: add one")
             })?;
             let address = target_address(view, target, &place.node).ok_or_else(|| {
                 format!(
-                    "backend {name}: target node {} has no known address{}: give it one in target.nodes",
+                    "backend {name}: target node {} has no known address{}: set one in target.nodes",
                     place.node,
                     target.network.as_ref().map(|n| format!(" in {n}")).unwrap_or_default()
                 )
@@ -155,7 +157,7 @@ pub fn missing(view: &View<'_>, instance: &str) -> Vec<String> {
     let mut missing: Vec<String> = backends.filter_map(|b| of(view, instance, b).err()).collect();
     if spec.uses_fabric() && spec.network.host_network && own_address(view, instance).is_none() {
         missing.push(format!(
-            "{instance} has no address of its own: network.addresses needs an IP address with the length of its prefix for \
+            "{instance} has no address of its own: network.addresses needs an IP address with a prefix length for \
              each instance"
         ));
     }

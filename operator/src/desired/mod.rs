@@ -575,7 +575,7 @@ fn removal(view: &View<'_>, said: &mut status::Said) -> Vec<String> {
                 refusals.push(format!("{instance} holds {volumes} volumes and {snapshots} snapshots"));
             }
             (None, _) => {
-                refusals.push(format!("{instance} does not answer, so that its volumes cannot be counted"))
+                refusals.push(format!("{instance} does not answer, so its volumes cannot be counted"))
             }
         }
     }

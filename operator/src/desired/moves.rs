@@ -201,7 +201,7 @@ fn next(
             return None;
         }
         Decision::Paused(why) => {
-            let pause = "takeovers pause, as the condition TakeoverPaused says";
+            let pause = "takeovers are paused: see the condition TakeoverPaused";
             said.notes.insert(instance.to_owned(), format!("{}; {pause}", reason(why, seat)));
             soon(desired);
             return None;
@@ -217,7 +217,7 @@ fn next(
         });
         if let Some(busy) = busy.or_else(|| desired.moves.first().map(|m| &m.instance)) {
             said.notes
-                .insert(instance.to_owned(), format!("it goes to another node when {busy} serves again"));
+                .insert(instance.to_owned(), format!("it moves to another node once {busy} serves again"));
             soon(desired);
             return None;
         }
@@ -254,9 +254,9 @@ fn next(
 fn reason(why: Why, seat: &Seat) -> String {
     match why {
         Why::NodeCordoned => format!("its node {} is cordoned", seat.node),
-        Why::Asked => "it was asked to go to another node".to_owned(),
-        Why::NodeLost | Why::NodeGone => format!("its node {} gives no sign of life", seat.node),
-        Why::ServerDown => format!("it does not come up on {}", seat.node),
+        Why::Asked => "a move to another node was requested".to_owned(),
+        Why::NodeLost | Why::NodeGone => format!("its node {} does not respond", seat.node),
+        Why::ServerDown => format!("its server does not become ready on {}", seat.node),
     }
 }
 
@@ -309,9 +309,9 @@ fn end_stale(view: &View<'_>, instance: &str, desired: &mut Desired) {
         instance: instance.to_owned(),
         uid: pod.uid().unwrap_or_default(),
         why: if lost {
-            format!("{instance} goes on in epoch {epoch}; node {node} cannot end its pod")
+            format!("{instance} continues in epoch {epoch}; node {node} cannot terminate its pod")
         } else {
-            format!("{instance} goes on in epoch {epoch} on another node")
+            format!("{instance} continues in epoch {epoch} on another node")
         },
         force: lost,
     });

@@ -241,7 +241,7 @@ fn if_no_node_is_left_it_is_reported_and_nothing_is_ended() {
     let found = desired(&cluster, &settings(), &observed);
     assert!(found.moves.is_empty() && found.end.is_empty());
     assert!(
-        found.status.instances[0].message.contains("gives no sign of life"),
+        found.status.instances[0].message.contains("does not respond"),
         "{:?}",
         found.status.instances[0]
     );

@@ -53,10 +53,10 @@ pub fn other_devices(view: &View<'_>, instance: &str, pod: &Pod) -> Option<(Dura
         let since = pod.metadata.creation_timestamp.as_ref();
         let age = since.and_then(|t| Duration::try_from(view.observed.now.duration_since(t.0)).ok());
         let wait = RDMA_WAIT.saturating_sub(age.unwrap_or_default());
-        return Some((wait, format!("{instance} was to have an RDMA device that is gone")));
+        return Some((wait, format!("the RDMA device allocated to {instance} no longer exists")));
     }
     let device = came_later(view, instance, pod)?;
-    let why = format!("{instance} gets RDMA device {device}, which came after its container was made");
+    let why = format!("{instance} gets RDMA device {device}, which appeared after its container was created");
     Some((Duration::ZERO, why))
 }
 

@@ -27,7 +27,7 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
         }
         match revision(view, instance) {
             Some(wanted) if pod.annotations().get(ANNOTATION_REVISION) != Some(&wanted) => {
-                let why = format!("{instance} takes the new image or configuration");
+                let why = format!("{instance} gets the new image or configuration");
                 outdated.push(Outdated { instance, pod, wanted, why });
             }
             Some(wanted) => match rdma::other_devices(view, instance, pod) {
@@ -53,7 +53,7 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
     soon(desired);
     let ending = staying.iter().find(|i| view.observed.pods.get(**i).is_some_and(is_ending));
     if let Some(ending) = ending {
-        said.rollout = Some(("RollingOut", format!("{progress}; {ending} is ending")));
+        said.rollout = Some(("RollingOut", format!("{progress}; {ending} is terminating")));
         return;
     }
     outdated.retain(|o| template_is_known(view.observed.stateful_sets.get(o.instance), &o.wanted));
@@ -83,7 +83,7 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
             reasons.push(blocked.why);
             continue;
         }
-        said.rollout = Some(("RollingOut", format!("{progress}; {instance} is restarted")));
+        said.rollout = Some(("RollingOut", format!("{progress}; {instance} is being restarted")));
         desired.restart = Some(PodDeletion {
             name: pod.name_any(),
             instance: instance.clone(),
@@ -93,7 +93,10 @@ pub fn plan(view: &View<'_>, removing: &[String], desired: &mut Desired, said: &
         });
         return;
     }
-    let why = reasons.first().cloned().unwrap_or_else(|| "the StatefulSet takes the new template".to_owned());
+    let why = reasons
+        .first()
+        .cloned()
+        .unwrap_or_else(|| "the StatefulSet has not applied the new template yet".to_owned());
     said.rollout = Some(("WaitingForHealth", format!("{progress}; {why}")));
 }
 

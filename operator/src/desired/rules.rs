@@ -41,7 +41,7 @@ pub fn problems(view: &View<'_>) -> Vec<Problem> {
         if !is_subdomain(&secret.name) {
             fatal(
                 "InvalidImagePullSecret",
-                format!("spec.imagePullSecrets[{n}].name {:?} is no name of a Secret", secret.name),
+                format!("spec.imagePullSecrets[{n}].name {:?} is not a valid Secret name", secret.name),
             );
         }
     }
@@ -49,7 +49,7 @@ pub fn problems(view: &View<'_>) -> Vec<Problem> {
         if !is_label_key(key) || !is_label_value(value) {
             fatal(
                 "InvalidNodeSelector",
-                format!("spec.placement.nodeSelector: {key:?}={value:?} is no label"),
+                format!("spec.placement.nodeSelector: {key:?}={value:?} is not a valid label"),
             );
         }
     }
@@ -63,7 +63,7 @@ pub fn problems(view: &View<'_>) -> Vec<Problem> {
     {
         fatal(
             "InvalidTopologyKey",
-            format!("spec.placement.spread.topologyKey {:?} is no label's key", spread.topology_key),
+            format!("spec.placement.spread.topologyKey {:?} is not a valid label key", spread.topology_key),
         );
     }
     if let Err(why) = directories(view) {
@@ -89,7 +89,7 @@ pub fn problems(view: &View<'_>) -> Vec<Problem> {
             found.push(Problem {
                 reason: "StorageClassConflict",
                 message: format!(
-                    "StorageClass {} is there and was not made for this cluster, so it is left alone: delete it, or choose another name in spec.storageClasses",
+                    "StorageClass {} exists but was not created for this cluster, so the operator does not change it: delete it, or choose another name in spec.storageClasses",
                     class.name
                 ),
                 fatal: false,
@@ -108,7 +108,7 @@ fn times(view: &View<'_>) -> Option<String> {
     let mut adjusted = Vec::new();
     let after = takeover.after().as_secs();
     if after != u64::from(takeover.after_seconds) {
-        adjusted.push(format!("takeover.afterSeconds {} is taken for {after}", takeover.after_seconds));
+        adjusted.push(format!("takeover.afterSeconds {} is treated as {after}", takeover.after_seconds));
     }
     for backend in &view.cluster.spec.backends {
         let nvmeof = backend.nvmeof.as_ref().map(|b| b.loss_timeout_seconds);
@@ -116,13 +116,13 @@ fn times(view: &View<'_>) -> Option<String> {
         let used = takeover.loss_seconds(loss);
         if used != loss {
             adjusted
-                .push(format!("lossTimeoutSeconds {loss} of backend {} is taken for {used}", backend.name));
+                .push(format!("lossTimeoutSeconds {loss} of backend {} is treated as {used}", backend.name));
         }
     }
     (!adjusted.is_empty()).then(|| {
         format!(
-            "{}: a server that is cut off has to stop before another one serves; set afterSeconds to 25 at least, and \
-             lossTimeoutSeconds to 10 less at most",
+            "{}: an isolated server must stop before another one serves; set afterSeconds to at least 25, and \
+             lossTimeoutSeconds to at most afterSeconds - 10",
             adjusted.join("; ")
         )
     })
@@ -159,7 +159,7 @@ fn image_reference(image: &str) -> Result<(), &'static str> {
         parts.next();
         let valid = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b':' | b'[' | b']');
         if !host.bytes().all(valid) {
-            return Err("the registry's name is none");
+            return Err("the registry's name is not valid");
         }
     }
     let valid = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'_' | b'.' | b'-');
@@ -170,7 +170,7 @@ fn image_reference(image: &str) -> Result<(), &'static str> {
             && p.ends_with(|c: char| c.is_ascii_alphanumeric())
     };
     if !parts.all(good) {
-        return Err("it is no image: [registry/]path[:tag][@digest], the path in lower case");
+        return Err("it is not an image: [registry/]path[:tag][@digest], with the path in lower case");
     }
     Ok(())
 }
@@ -207,19 +207,19 @@ fn toleration(t: &k8s_openapi::api::core::v1::Toleration) -> Result<(), String> 
         t.effect.as_deref().unwrap_or_default(),
         "" | "NoSchedule" | "PreferNoSchedule" | "NoExecute"
     ) {
-        return Err(format!("effect {:?} is none of NoSchedule, PreferNoSchedule and NoExecute", t.effect));
+        return Err(format!("effect {:?} is not NoSchedule, PreferNoSchedule or NoExecute", t.effect));
     }
     if key.is_empty() && operator != "Exists" {
         return Err("without a key the operator must be Exists".to_owned());
     }
     if !key.is_empty() && !is_label_key(key) {
-        return Err(format!("key {key:?} is no taint's key"));
+        return Err(format!("key {key:?} is not a valid taint key"));
     }
     if operator == "Exists" && !value.is_empty() {
-        return Err("with operator Exists there is no value".to_owned());
+        return Err("operator Exists takes no value".to_owned());
     }
     if !is_label_value(value) {
-        return Err(format!("value {value:?} is no taint's value"));
+        return Err(format!("value {value:?} is not a valid taint value"));
     }
     if t.toleration_seconds.is_some() && t.effect.as_deref() != Some("NoExecute") {
         return Err("tolerationSeconds needs effect NoExecute".to_owned());
@@ -242,7 +242,7 @@ fn directories(view: &View<'_>) -> Result<(), String> {
                 |outer: &str, inner: &str| inner.strip_prefix(outer).is_some_and(|r| r.starts_with('/'));
             if a == b || below(a, b) || below(b, a) {
                 return Err(format!(
-                    "backends {one} ({a}) and {other} ({b}) lie in one another: recreate the StorageCluster, and give each a directory of its own"
+                    "backends {one} ({a}) and {other} ({b}) overlap: recreate the StorageCluster, and give each its own directory"
                 ));
             }
         }
@@ -259,28 +259,28 @@ fn quantities(resources: &k8s_openapi::api::core::v1::ResourceRequirements) -> R
     let limits = resources.limits.as_ref().unwrap_or(&none);
     for (key, quantity) in requests.iter().chain(limits) {
         let value =
-            amount(quantity).ok_or_else(|| format!("{key} is {:?}, which is no quantity", quantity.0))?;
+            amount(quantity).ok_or_else(|| format!("{key} is {:?}, which is not a quantity", quantity.0))?;
         if value < 0.0 {
             return Err(format!("{key} is negative"));
         }
         let known =
             matches!(key.as_str(), "cpu" | "memory" | "ephemeral-storage") || key.starts_with("hugepages-");
         if !(known || key.contains('/') && is_label_key(key)) {
-            return Err(format!("{key:?} is no resource"));
+            return Err(format!("{key:?} is not a resource"));
         }
     }
     for (key, limit) in limits {
         if let Some(request) = requests.get(key)
             && amount(request) > amount(limit)
         {
-            return Err(format!("the request of {key}, {}, is more than its limit, {}", request.0, limit.0));
+            return Err(format!("the request for {key}, {}, exceeds its limit, {}", request.0, limit.0));
         }
     }
     // A server with less memory ends before it has served any client.
     if let Some(memory) = limits.get("memory")
         && amount(memory).is_some_and(|m| m < 64.0 * 1024.0 * 1024.0)
     {
-        return Err(format!("a memory limit of {} is too little: 64Mi at least", memory.0));
+        return Err(format!("a memory limit of {} is too low: at least 64Mi is needed", memory.0));
     }
     Ok(())
 }
@@ -317,18 +317,18 @@ pub fn amount(quantity: &Quantity) -> Option<f64> {
 
 fn storage_class(view: &View<'_>, class: &StorageClassTemplate) -> Result<(), String> {
     if !is_subdomain(&class.name) {
-        return Err("that is no name of a StorageClass".to_owned());
+        return Err("it is not a valid StorageClass name".to_owned());
     }
     let spec = &view.cluster.spec;
     if let Some(backend) = &class.backend
         && !spec.backends.iter().any(|b| b.name == *backend)
     {
         let known: BTreeSet<&str> = spec.backends.iter().map(|b| b.name.as_str()).collect();
-        return Err(format!("backend {backend:?} is none of spec.backends: {known:?}"));
+        return Err(format!("backend {backend:?} is not in spec.backends: {known:?}"));
     }
     for (key, value) in &class.parameters {
         if OWN_PARAMETERS.contains(&key.as_str()) || key.starts_with("csi.storage.k8s.io/") {
-            return Err(format!("parameter {key:?} is given by the operator: remove it from parameters"));
+            return Err(format!("parameter {key:?} is set by the operator: remove it from parameters"));
         }
         if key.is_empty() || value.len() > PARAMETER_MAX {
             return Err(format!("parameter {key:?} is empty or too long"));
@@ -338,11 +338,11 @@ fn storage_class(view: &View<'_>, class: &StorageClassTemplate) -> Result<(), St
         let name = option.split('=').next().unwrap_or_default();
         if matches!(name, "password" | "password2" | "pass" | "username" | "user" | "credentials" | "cred") {
             return Err(format!(
-                "mount option {name} is refused: every volume has credentials of its own, in a Secret"
+                "mount option {name} is not allowed: every volume has its own credentials, in a Secret"
             ));
         }
         if option.is_empty() || option.contains([',', ' ', '\n', '\0']) {
-            return Err(format!("mount option {option:?} is not one option"));
+            return Err(format!("mount option {option:?} is not a single option"));
         }
     }
     Ok(())

@@ -87,7 +87,7 @@ fn nodes(view: &View<'_>) -> Vec<forebay_api::cluster::NodeVerdict> {
             verdict.fits = false;
             verdict.reason = Reason::BackendMissing.as_str().to_owned();
             verdict.message =
-                "a directory of spec.backends is missing there: make it, or set directory.create".to_owned();
+                "a directory of spec.backends does not exist on this node: create it, or set directory.create".to_owned();
         }
     }
     chosen.sort_by(|a, b| a.name.cmp(&b.name));
@@ -104,7 +104,7 @@ fn instance(view: &View<'_>, said: &Said, name: &str) -> InstanceStatus {
     let present = pod.filter(|pod| !super::moves::is_stale(view, name, pod));
     let (mut phase, mut message) = phase(view, name, present, report);
     if present.is_none() && pod.is_some() {
-        message = "its pod of the epoch before is ending".to_owned();
+        message = "its pod of the previous epoch is terminating".to_owned();
     }
     if let Some(why) = said.homeless.get(name) {
         (phase, message) = (InstancePhase::Pending, why.clone());
@@ -236,10 +236,10 @@ fn phase(
         return (
             NotReady,
             if view.movable() {
-                format!("its node {} is not part of the Kubernetes cluster any more", seat.node)
+                format!("its node {} is no longer part of the Kubernetes cluster", seat.node)
             } else {
                 format!(
-                    "its node {} is not part of the Kubernetes cluster any more, and its volumes lie there",
+                    "its node {} is no longer part of the Kubernetes cluster, and its volumes are stored there",
                     seat.node
                 )
             },
@@ -247,25 +247,29 @@ fn phase(
     };
     let Some(pod) = pod else {
         if let Some(failure) = view.observed.creation_failures.get(name) {
-            return (NotReady, format!("its pod is refused: {failure}"));
+            return (NotReady, format!("its pod was rejected: {failure}"));
         }
         // An unfit node is reported for a bound instance, because it may be the reason why the pod is missing.
         let why = verdict.filter(|v| !v.fits()).map(|v| format!("{}: {}", seat.node, v.message));
         let message = why.unwrap_or_else(|| {
-            view.observed.certificates.problem.clone().unwrap_or_else(|| "its pod is being made".to_owned())
+            view.observed
+                .certificates
+                .problem
+                .clone()
+                .unwrap_or_else(|| "its pod is being created".to_owned())
         });
         return (Starting, message);
     };
     if pod.metadata.deletion_timestamp.is_some() {
         if !placement::is_ready(node) {
-            return (NotReady, format!("its pod cannot end because node {} is not ready", seat.node));
+            return (NotReady, format!("its pod cannot terminate because node {} is not ready", seat.node));
         }
-        return (Draining, "it finishes what is in flight before it ends".to_owned());
+        return (Draining, "it completes requests in flight before it stops".to_owned());
     }
     if pod_ready_since(pod).is_some() {
         return match (report, view.observed.reports.get(name)) {
             (Some(report), _) if report.draining => {
-                (Draining, "it finishes what is in flight before it ends".to_owned())
+                (Draining, "it completes requests in flight before it stops".to_owned())
             }
             (Some(report), _) => {
                 let unfit = verdict.filter(|v| {
@@ -279,12 +283,12 @@ fn phase(
                 });
                 let mut notes = report.problems.clone();
                 notes.extend(
-                    unfit.map(|v| format!("it serves, though its node does not fit any more: {}", v.message)),
+                    unfit.map(|v| format!("it serves, although its node no longer fits: {}", v.message)),
                 );
                 (Ready, notes.join("; "))
             }
             (None, Some(Report::Silent(why))) => (NotReady, format!("its admin API does not answer: {why}")),
-            (None, _) => (Starting, "its admin API has not been asked yet".to_owned()),
+            (None, _) => (Starting, "its admin API has not been queried yet".to_owned()),
         };
     }
     if !placement::is_ready(node) {
@@ -327,7 +331,7 @@ fn trouble(pod: &Pod) -> Option<String> {
     let last = ended
         .and_then(|t| t.message.as_deref())
         .and_then(|m| m.trim().lines().last())
-        .map(|m| format!("; it last said: {m}"))
+        .map(|m| format!("; its last message: {m}"))
         .unwrap_or_default();
     if let Some(waiting) = &state.waiting {
         let reason = waiting.reason.as_deref().unwrap_or_default();
@@ -337,10 +341,10 @@ fn trouble(pod: &Pod) -> Option<String> {
         return Some(format!("{reason}: {}{last}", waiting.message.as_deref().unwrap_or_default()));
     }
     if let Some(terminated) = &state.terminated {
-        return Some(format!("its server ended with {}{last}", terminated.exit_code));
+        return Some(format!("its server exited with code {}{last}", terminated.exit_code));
     }
     (container.started == Some(true))
-        .then(|| "its server runs and says that it is not ready: see its log".to_owned())
+        .then(|| "its server runs but reports that it is not ready: see its log".to_owned())
 }
 
 fn condition(type_: &str, status: bool, reason: &str, message: impl Into<String>) -> Condition {
@@ -382,7 +386,7 @@ fn conditions(
                 "Paused",
                 true,
                 "Paused",
-                "spec.paused is true: the operator changes nothing; servers go on",
+                "spec.paused is true: the operator changes nothing; servers continue",
             )
         } else {
             condition("Paused", false, "NotPaused", "")
@@ -412,7 +416,7 @@ fn takeover_paused(view: &View<'_>) -> Condition {
             false,
             "Overridden",
             format!(
-                "{}; the annotation {annotation} says to take over anyway: remove it when that is over",
+                "{}; the annotation {annotation} overrides the pause: remove it when this is over",
                 pause.message()
             ),
         ),
@@ -421,7 +425,7 @@ fn takeover_paused(view: &View<'_>) -> Condition {
             true,
             pause.cause.as_str(),
             format!(
-                "{}. Where a node is certainly off, give it the taint {}; where all of them are, set the annotation {annotation}=true \
+                "{}. If a node is certainly off, add the taint {} to it; if all of them are, set the annotation {annotation}=true \
                  on this StorageCluster",
                 pause.message(),
                 crate::takeover::OUT_OF_SERVICE
@@ -432,7 +436,7 @@ fn takeover_paused(view: &View<'_>) -> Condition {
             false,
             "Overridden",
             format!(
-                "the annotation {annotation} keeps takeovers from pausing: remove it when it is not needed"
+                "the annotation {annotation} keeps takeovers from pausing: remove it when it is no longer needed"
             ),
         ),
         None => condition("TakeoverPaused", false, "NotPaused", ""),
@@ -446,14 +450,14 @@ fn takeover_ready(view: &View<'_>) -> Condition {
             "TakeoverReady",
             false,
             "Disabled",
-            "spec.takeover.enabled is false: only planned moves are done",
+            "spec.takeover.enabled is false: only planned moves are made",
         );
     }
     let quiet = |node: &str| view.observed.silences.get(node).is_some_and(|s| *s >= LEASE_QUIET);
     let free = |v: &&placement::Verdict| !view.seats.values().any(|s| s.node == v.node) && !quiet(&v.node);
     if !view.verdicts.iter().filter(|v| v.fits()).any(|v| free(&v)) {
         let why = placement::explain(&view.verdicts, &view.seats);
-        let message = format!("no node is left that could take an instance over: {why}");
+        let message = format!("no spare node can take over an instance: {why}");
         return condition("TakeoverReady", false, "NoSpareNode", message);
     }
     condition("TakeoverReady", true, "SpareNode", "")

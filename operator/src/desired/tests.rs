@@ -307,7 +307,7 @@ fn an_instance_is_bound_when_it_has_served_and_stays_whatever_becomes_of_its_nod
     let found = desired(&cluster, &settings(), &observed);
     let status = &found.status.instances[0];
     assert_eq!((status.node.as_str(), status.phase), ("n1", InstancePhase::NotReady));
-    assert!(status.message.contains("not part of the Kubernetes cluster"), "{}", status.message);
+    assert!(status.message.contains("no longer part of the Kubernetes cluster"), "{}", status.message);
     assert_eq!(status.address, "10.0.0.1", "the address is remembered");
     assert!(found.remove.is_empty());
     // The record of nodes is lost, but the status still has the nodes: nothing moves.
@@ -690,7 +690,7 @@ fn a_spec_that_makes_no_sense_changes_nothing() {
         (condition(&found, "Valid").status.as_str(), condition(&found, "Valid").reason.as_str()),
         ("False", "InvalidImage")
     );
-    assert_eq!(found.status.instances[0].phase, InstancePhase::Ready, "servers go on");
+    assert_eq!(found.status.instances[0].phase, InstancePhase::Ready, "servers continue");
 }
 
 #[test]
@@ -912,7 +912,7 @@ fn a_server_with_a_container_that_lacks_a_later_device_gets_a_new_one() {
     let found = restart("mlx5_0", &observed).expect("a restart");
     assert_eq!(found.name, "a-0-0");
     assert!(
-        found.why.contains("RDMA device mlx5_0, which came after its container was made"),
+        found.why.contains("RDMA device mlx5_0, which appeared after its container was created"),
         "{}",
         found.why
     );
@@ -943,7 +943,9 @@ fn a_pod_that_was_allotted_a_device_that_is_gone_is_recreated() {
     };
     let gone = "failed to generate spec: lstat /dev/infiniband/uverbs1: no such file or directory";
     assert_eq!(restart(59, gone), None, "it may be coming");
-    assert!(restart(60, gone).expect("a restart").contains("a-0 was to have an RDMA device that is gone"));
+    assert!(
+        restart(60, gone).expect("a restart").contains("the RDMA device allocated to a-0 no longer exists")
+    );
     assert_eq!(restart(60, "no such image"), None);
 }
 

@@ -37,7 +37,7 @@ pub(super) async fn certify(
         && found.labels().get(names::LABEL_CLUSTER) != Some(&name)
     {
         state.problem =
-            Some(format!("Secret {authority_name} is there and was not made for this cluster: delete it"));
+            Some(format!("Secret {authority_name} exists but was not created for this cluster: delete it"));
         return Ok((state, None));
     }
     let mut authority = found.as_ref().and_then(|s| Authority::read(s.data.as_ref()?));
@@ -66,7 +66,7 @@ pub(super) async fn certify(
         let strange = found.as_ref().is_some_and(|s| s.labels().get(names::LABEL_CLUSTER) != Some(&name));
         if strange {
             problems.push(format!(
-                "Secret {} is there and was not made for this cluster: delete it",
+                "Secret {} exists but was not created for this cluster: delete it",
                 leaf.secret
             ));
             continue;

@@ -93,7 +93,7 @@ async fn say(context: &Context, cluster: &StorageCluster, one: &Move) {
         warning: !planned,
         reason: if planned { "HandingOver" } else { "TakingOver" },
         note: format!(
-            "{} goes from node {} to {} in epoch {} ({}, for {seconds} s)",
+            "{} moves from node {} to {} in epoch {} ({}, for {seconds} s)",
             one.instance, moved.from, one.node, one.epoch, moved.why
         ),
         instance: Some(one.instance.clone()),
@@ -143,7 +143,7 @@ async fn lives(context: &Context, one: &Move) -> bool {
                 instance = one.instance,
                 node = one.node,
                 silent_s = sight.silent.as_secs(),
-                "the node that was chosen has not proven that it lives"
+                "the chosen node has not proven that it is alive"
             );
             false
         }

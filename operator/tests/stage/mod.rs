@@ -1,8 +1,9 @@
 //! A real API server and etcd, the operator with exactly the chart's rights, and nodes.
 //!
-//! There is no kubelet and no scheduler, and no controller manager unless [`Stage::start_with_controllers`] starts one. The test plays the StatefulSet controller and the kubelet in
-//! [`Stage::run_pod`], which creates the pod of an instance, starts a real `forebay-server` with the configuration and
-//! certificates that the operator created for it, and reports the pod as ready when the server is.
+//! There is no kubelet and no scheduler, and no controller manager unless [`start_with_controllers`] starts one. The test plays
+//! the StatefulSet controller and the kubelet in [`Stage::run_pod`], which creates the pod of an instance, starts a real
+//! `forebay-server` with the configuration and certificates that the operator created for it, and reports the pod as ready when
+//! the server is.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::collections::HashMap;
