@@ -94,13 +94,8 @@ impl VolumeContext {
         let share = VolumeId::parse(share)
             .ok_or_else(|| Error::invalid("volume_context.share", "is not a share name"))?;
         let protection = protection_from(get(PROTECTION).unwrap_or("optional"))
-<<<<<<< HEAD
-            .ok_or_else(|| Error::invalid("volume_context.protection", "none of optional, sign and seal"))?;
-        // Volumes from older versions have no transport.
-=======
             .ok_or_else(|| Error::invalid("volume_context.protection", "must be optional, sign or seal"))?;
-        // Volumes from before there was a choice have none.
->>>>>>> strings-2
+        // Volumes from older versions have no transport.
         let transport = Transport::from_word(get(TRANSPORT).unwrap_or("auto"))
             .ok_or_else(|| Error::invalid("volume_context.transport", "must be auto, rdma or tcp"))?;
         let dialect = get(DIALECT).unwrap_or(DIALECT_DEFAULT).to_owned();

@@ -61,13 +61,8 @@ pub(crate) struct Place {
 pub(crate) enum Refusal {
     #[error("it has no instance yet")]
     NoInstance,
-<<<<<<< HEAD
     /// Instances that are not ready might have room.
-    #[error("no instance that is ready has room for {wanted}: {found}")]
-=======
-    /// Those that are not ready might have room.
     #[error("no ready instance has room for {wanted}: {found}")]
->>>>>>> strings-2
     NotReady { wanted: String, found: String },
     #[error("no instance has room for {wanted}: {found}")]
     Full { wanted: String, found: String },

@@ -10,11 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::limits::STATUS_ENTRIES_MAX;
 
-<<<<<<< HEAD
-/// Condition type: the agent runs and was able to read everything.
-=======
 /// Condition type: the agent runs and can read everything.
->>>>>>> strings-2
 const READY: &str = "Ready";
 
 /// Condition type: at least one RDMA port is usable.

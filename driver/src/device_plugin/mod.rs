@@ -107,13 +107,8 @@ async fn serve(
         Ok(tokio::select! {
             () = own.vanished(WATCH_INTERVAL) => "the plugin's socket has vanished",
             () = found.vanished(WATCH_INTERVAL) => "the kubelet's socket is another one",
-<<<<<<< HEAD
             // `None` cannot occur here: the service, which holds a sender, lives as long as this.
-            _ = ends.recv() => "the kubelet does not follow the list of devices any more",
-=======
-            // None while the service lives, which it does as long as this.
             _ = ends.recv() => "the kubelet no longer follows the list of devices",
->>>>>>> strings-2
         })
     };
     tokio::select! {
