@@ -43,11 +43,6 @@ impl Table {
         note
     }
 
-    /// Adds the rows of another table below these.
-    pub fn append(&mut self, other: Self) {
-        self.rows.extend(other.rows);
-    }
-
     /// Number of rows that failed.
     pub fn failed(&self) -> usize {
         self.rows.iter().filter(|row| row.result.is_err()).count()

@@ -4,7 +4,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const WORDS: [&str; 13] = [
-    "whose", "told", "nobody", "somebody", "anybody", "everybody", "whoever", "whom", "anew", "mend", "mends", "mended",
+    "whose",
+    "told",
+    "nobody",
+    "somebody",
+    "anybody",
+    "everybody",
+    "whoever",
+    "whom",
+    "anew",
+    "mend",
+    "mends",
+    "mended",
     "mending",
 ];
 

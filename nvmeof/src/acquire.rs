@@ -176,9 +176,7 @@ pub enum Loss {
     )]
     OtherKey(ReservationKey),
     /// We hold it, but commands of an earlier holder may not have ended.
-    #[error(
-        "this host holds the reservation, but commands of the former holder may not have ended"
-    )]
+    #[error("this host holds the reservation, but commands of the former holder may not have ended")]
     Pending,
     /// We hold it, but it does not exclude other hosts.
     #[error("this host holds the reservation, but as {0:?}")]

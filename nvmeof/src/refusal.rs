@@ -49,9 +49,7 @@ pub enum Refusal {
     #[error("authentication failed: the DH-HMAC-CHAP keys here and on the target differ")]
     AuthenticationFailed,
     /// ENOKEY, EKEYREVOKED or EKEYEXPIRED, with TLS.
-    #[error(
-        "the key for TLS is not in the kernel's keyring any more: it was removed or revoked"
-    )]
+    #[error("the key for TLS is not in the kernel's keyring any more: it was removed or revoked")]
     NoTlsKey,
     /// ESRCH, with TLS.
     #[error(

@@ -282,7 +282,10 @@ fn remove_port(id: u16, port: &observed::Port, wanted: &Wanted, observed: &Obser
     }
     let own = wanted.owner.referral();
     if let Some(name) = port.referrals.iter().find(|name| **name != own) {
-        return plan.problem(subject, format!("it is to be removed, but it has the referral {name}, which is not ours"));
+        return plan.problem(
+            subject,
+            format!("it is to be removed, but it has the referral {name}, which is not ours"),
+        );
     }
     let links = port.subsystems.keys().map(|name| Step::Unlink(format!("ports/{id}/subsystems/{name}")));
     let marks = port.referrals.iter().map(|name| Step::Remove(format!("ports/{id}/referrals/{name}")));

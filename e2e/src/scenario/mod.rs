@@ -50,7 +50,7 @@ pub struct Scenario {
 }
 
 /// The body of a scenario. Returns a note for its row, or the reason for the failure.
-type Run<T> = Box<dyn Fn(&T) -> Result<String> + Send + Sync>;
+type Run<T> = Box<dyn Fn(&T) -> Result<String>>;
 
 /// Where a scenario runs.
 enum Body {
@@ -67,10 +67,7 @@ const TWO: &str = "node2";
 /// A mebibyte.
 const MIB: u64 = 1 << 20;
 
-fn scenario(
-    name: impl Into<String>,
-    run: impl Fn(&Site) -> Result<String> + Send + Sync + 'static,
-) -> Scenario {
+fn scenario(name: impl Into<String>, run: impl Fn(&Site) -> Result<String> + 'static) -> Scenario {
     Scenario {
         name: name.into(),
         ours_only: false,
@@ -80,14 +77,11 @@ fn scenario(
     }
 }
 
-fn ours(name: impl Into<String>, run: impl Fn(&Site) -> Result<String> + Send + Sync + 'static) -> Scenario {
+fn ours(name: impl Into<String>, run: impl Fn(&Site) -> Result<String> + 'static) -> Scenario {
     Scenario { ours_only: true, ..scenario(name, run) }
 }
 
-fn on_fabric(
-    name: impl Into<String>,
-    run: impl Fn(&Lab) -> Result<String> + Send + Sync + 'static,
-) -> Scenario {
+fn on_fabric(name: impl Into<String>, run: impl Fn(&Lab) -> Result<String> + 'static) -> Scenario {
     Scenario {
         name: name.into(),
         ours_only: true,
@@ -130,8 +124,8 @@ pub fn all() -> Vec<Scenario> {
 }
 
 /// Runs the scenarios with a name that contains one of `filters`. Without filters it runs all of them, and those on trial
-/// only if `on_trial` is set. They run in one lab with Debian's own kernel, then in one with SMB Direct, and in parallel in
-/// one of a fabric: all of them mostly wait. Returns whether all passed.
+/// only if `on_trial` is set. They run in one lab with Debian's own kernel, then in one with SMB Direct, then in
+/// one of a fabric. Returns whether all passed.
 pub fn run(filters: &[String], on_trial: bool, kind: Kind) -> Result<bool> {
     let chosen: Vec<Scenario> = all()
         .into_iter()
@@ -147,14 +141,21 @@ pub fn run(filters: &[String], on_trial: bool, kind: Kind) -> Result<bool> {
         chosen.iter().partition(|scenario| matches!(scenario.run, Body::Fabric(_)));
     let (smb_direct, plain): (Vec<_>, Vec<_>) = on_site.into_iter().partition(|scenario| scenario.smb_direct);
     let started = Instant::now();
-    let table = std::thread::scope(|threads| -> Result<Table> {
-        // The kernel kills its guests when the thread that started them ends.
-        let beside = threads.spawn(|| on_fabrics(&fabric));
-        let mut table = on_sites(kind, &plain, &smb_direct)?;
-        let beside = beside.join().map_err(|_| anyhow::anyhow!("the thread of the fabric's lab panicked"))?;
-        table.append(beside?);
-        Ok(table)
-    })?;
+    let mut table = Table::default();
+    if !plain.is_empty() {
+        let lab =
+            Lab::start(&format!("test-{}", std::process::id()), &[storage(), client(ONE), client(TWO)])?;
+        run_in(lab, kind, "server up", &plain, &mut table)?;
+    }
+    if !smb_direct.is_empty() {
+        let nodes = [storage(), client(ONE), client(TWO)].map(NodeSpec::with_smb_direct);
+        let lab = Lab::start(&format!("test-smb-direct-{}", std::process::id()), &nodes)?;
+        run_in(lab, kind, "server up beside SMB Direct", &smb_direct, &mut table)?;
+    }
+    if !fabric.is_empty() {
+        let lab = Lab::start(&format!("test-nvmeof-{}", std::process::id()), &nvmeof::nodes())?;
+        run_on_fabric(&lab, &fabric, &mut table)?;
+    }
     print!("\n{}", table.render());
     println!(
         "{} passed, {} failed, {:.0} s in all",
@@ -163,30 +164,6 @@ pub fn run(filters: &[String], on_trial: bool, kind: Kind) -> Result<bool> {
         started.elapsed().as_secs_f64()
     );
     Ok(table.failed() == 0)
-}
-
-fn on_sites(kind: Kind, plain: &[&Scenario], smb_direct: &[&Scenario]) -> Result<Table> {
-    let mut table = Table::default();
-    if !plain.is_empty() {
-        let lab =
-            Lab::start(&format!("test-{}", std::process::id()), &[storage(), client(ONE), client(TWO)])?;
-        run_in(lab, kind, "server up", plain, &mut table)?;
-    }
-    if !smb_direct.is_empty() {
-        let nodes = [storage(), client(ONE), client(TWO)].map(NodeSpec::with_smb_direct);
-        let lab = Lab::start(&format!("test-smb-direct-{}", std::process::id()), &nodes)?;
-        run_in(lab, kind, "server up beside SMB Direct", smb_direct, &mut table)?;
-    }
-    Ok(table)
-}
-
-fn on_fabrics(scenarios: &[&Scenario]) -> Result<Table> {
-    let mut table = Table::default();
-    if !scenarios.is_empty() {
-        let lab = Lab::start(&format!("test-nvmeof-{}", std::process::id()), &nvmeof::nodes())?;
-        run_on_fabric(&lab, scenarios, &mut table)?;
-    }
-    Ok(table)
 }
 
 fn run_in(lab: Lab, kind: Kind, up: &str, scenarios: &[&Scenario], table: &mut Table) -> Result<()> {

@@ -323,7 +323,10 @@ fn an_open_that_names_the_lease_of_its_directory_spares_that_one() {
         delete_pending(changer, f, true).unwrap();
         close(changer, f).unwrap();
         lab.deliver(&mut [&mut a, &mut b, &mut c]);
-        assert!(a.answers.is_empty(), "[MS-FSA] 2.1.4.12.2 compares keys, regardless of which client chose them");
+        assert!(
+            a.answers.is_empty(),
+            "[MS-FSA] 2.1.4.12.2 compares keys, regardless of which client chose them"
+        );
         assert_eq!(lease_broken(&mut c), (OTHER, RH, NONE, true));
         assert!(c.answers.is_empty());
         let changer = if same_client { &mut a } else { &mut b };
