@@ -320,7 +320,7 @@ mod tests {
             let pods = [pod("main-0", &format!("starting\n{message}")), pod("main-1", "out of memory")];
             let steps = plan(&cluster(1), &BTreeMap::new(), &pods, None, None).expect("a plan");
             assert_eq!(epochs(&steps), [("main-0.epoch", wanted)], "{message}");
-            assert!(steps[0].tell().contains("Kubernetes knows 1"), "{}", steps[0].tell());
+            assert!(steps[0].tell().contains("Kubernetes has 1"), "{}", steps[0].tell());
         }
     }
 

@@ -104,7 +104,7 @@ fn a_spec_that_was_not_acted_on_is_not_ready() {
     assert!(plain(&snapshot).contains("its spec has changed and the operator has not acted on it yet"));
     cluster["status"] = json!(null);
     let snapshot = Snapshot { clusters: Ok(vec![object(cluster)]), ..healthy() };
-    assert!(plain(&snapshot).contains("the operator has not looked at it yet"), "{}", plain(&snapshot));
+    assert!(plain(&snapshot).contains("the operator has not reconciled it yet"), "{}", plain(&snapshot));
     assert!(!view(&snapshot).is_ready());
 }
 

@@ -54,7 +54,7 @@ fn findings_are_shown_with_evidence_and_fix() {
         "\
 node storage-1
   warning  RDMA port mlx5_0/1 has a small MTU: RDMA sends packets of less than 4096 bytes
-           seen  ens1f0np0 has MTU 1500, 4200 is the least
+           seen  ens1f0np0 has MTU 1500, but at least 4200 is needed
            fix   ip link set ens1f0np0 mtu 9000, on every host and switch of the fabric (docs/guides/rdma.md)
 
 node storage-2
@@ -75,7 +75,7 @@ fn the_cluster_as_a_whole_is_looked_at() {
     type Change = fn(&mut Snapshot);
     let cases: [(Severity, &str, &str, Change); 13] = [
         (Severity::Error, "v1.30.2 is too old", "1.32 or later", |s| s.version = Ok("v1.30.2".into())),
-        (Severity::Note, "calls itself \"devel\"", "", |s| s.version = Ok("devel".into())),
+        (Severity::Note, "unknown Kubernetes version \"devel\"", "", |s| s.version = Ok("devel".into())),
         (Severity::Error, "kinds are not installed", "v1alpha1 is not served", |s| {
             s.served = Ok(None);
             s.clusters = Err("404".into());
@@ -151,11 +151,11 @@ fn pods_that_are_not_ready_say_why() {
     };
     assert_eq!(
         spoiled(waiting("ImagePullBackOff", "back-off pulling image")),
-        "container driver: ImagePullBackOff: back-off pulling image; ended with code 4 (on storage-1)"
+        "container driver: ImagePullBackOff: back-off pulling image; exited with code 4 (on storage-1)"
     );
     assert!(
         spoiled(waiting("CrashLoopBackOff", ""))
-            .starts_with("container driver: CrashLoopBackOff; ended with code 4")
+            .starts_with("container driver: CrashLoopBackOff; exited with code 4")
     );
     let unscheduled = json!({"phase": "Pending", "conditions": [
         {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available: 3 Insufficient memory."}]});
@@ -247,7 +247,7 @@ fn storage_clusters_are_looked_at() {
             c["status"]["conditions"][1] = json!({"type": "CertificatesReady", "status": "False", "reason": "Expired",
                 "message": "m", "lastTransitionTime": "2026-11-21T12:00:00Z"});
         }),
-        ("Error storagecluster main: the operator has not looked at it", |c| c["status"] = json!({})),
+        ("Error storagecluster main: the operator has not reconciled it", |c| c["status"] = json!({})),
         ("Warning storagecluster main: the operator has not acted on its latest spec yet", |c| {
             c["metadata"]["generation"] = json!(9);
         }),

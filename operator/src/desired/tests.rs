@@ -590,7 +590,8 @@ fn retained_volumes_leave_the_record_of_their_nodes() {
         let gone = desired(&cluster, &settings(), &observed);
         assert!(gone.release && !gone.forget_credentials, "{late}");
         assert!(!removed(&gone).contains(&"ConfigMap a-placement".to_owned()), "{late}");
-        assert!(condition(&gone, "Deletable").message.contains("decided by Retain"), "{late}");
+        let message = condition(&gone, "Deletable").message;
+        assert!(message.contains("the deletion has begun with Retain"), "{late}: {message}");
     }
     // A cluster of the same name gets its nodes back.
     let mut again = tests::cluster(json!({}));
