@@ -590,7 +590,7 @@ fn retained_volumes_leave_the_record_of_their_nodes() {
         let gone = desired(&cluster, &settings(), &observed);
         assert!(gone.release && !gone.forget_credentials, "{late}");
         assert!(!removed(&gone).contains(&"ConfigMap a-placement".to_owned()), "{late}");
-        let message = condition(&gone, "Deletable").message;
+        let message = &condition(&gone, "Deletable").message;
         assert!(message.contains("the deletion has begun with Retain"), "{late}: {message}");
     }
     // A cluster of the same name gets its nodes back.
