@@ -266,7 +266,7 @@ mod tests {
             *port = 1445;
         }
         for (served, part) in [
-            (instance(&["TCP"]), "takes TCP only"),
+            (instance(&["TCP"]), "accepts only TCP"),
             (instance(&[]), "no connections yet"),
             (elsewhere, "port is 1445"),
         ] {
