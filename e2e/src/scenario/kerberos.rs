@@ -45,7 +45,8 @@ impl<'a> Realm<'a> {
         )?;
         client.put("/etc/krb5.conf", &storage.get(&format!("{FOLDER}/krb5.conf"))?, 0o644)?;
         let hosts = storage.get(&format!("{FOLDER}/hosts"))?;
-        client.put("/etc/hosts", &[b"127.0.0.1 localhost\n", &hosts[..]].concat(), 0o644)?;
+        client.put("/run/kdc.hosts", &hosts, 0o644)?;
+        client.run("cat /run/kdc.hosts >> /etc/hosts")?;
         storage.wait_until("the KDC listens", Duration::from_secs(10), || {
             let command = ["nc", "-z", storage.address(), "88"];
             Ok(storage.attempt(&command, &[], Duration::from_secs(5))?.success())
@@ -86,6 +87,9 @@ impl<'a> Realm<'a> {
 impl Drop for Realm<'_> {
     fn drop(&mut self) {
         let _ = self.client.run(&format!("umount -l {AT} 2>/dev/null; kdestroy -q; rm -f /etc/krb5.conf"));
+        for node in [self.client, self.site.storage()] {
+            let _ = node.run("sed -i '/forebay\\.test$/d' /etc/hosts");
+        }
         let _ = self.site.storage().signal_service("krb5kdc", "KILL");
         let _ = self.site.storage().run(&format!("rm -rf {FOLDER} /run/kdc.sh /etc/krb5.conf"));
     }
