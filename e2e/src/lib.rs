@@ -27,5 +27,6 @@ pub mod story;
 pub mod supervise;
 pub mod switch;
 pub mod terminal;
+pub mod tsc;
 pub mod wait;
 pub mod wire;

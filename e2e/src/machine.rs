@@ -16,6 +16,7 @@ use crate::images::{Images, qemu};
 use crate::limits::{CONSOLE_TAIL_LINES, EMULATION_FACTOR, TRIAL_BOOT_DEADLINE};
 use crate::progress::say;
 use crate::rundir;
+use crate::tsc;
 
 /// How guest code is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +79,18 @@ impl Acceleration {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
             Self::Emulation => ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"],
+        }
+    }
+
+    /// The kernel's command line.
+    fn command_line(self) -> String {
+        match self {
+            // From KVM the kernel gets the frequency.
+            Self::Kvm => KERNEL_COMMAND_LINE.to_owned(),
+            Self::Emulation => tsc::kilohertz().map_or_else(
+                || KERNEL_COMMAND_LINE.to_owned(),
+                |kilohertz| format!("{KERNEL_COMMAND_LINE} tsc_early_khz={kilohertz}"),
+            ),
         }
     }
 }
@@ -223,7 +236,8 @@ impl Machine {
             .arg("-initrd")
             .arg(images.initrd.file("initrd.cpio"));
         qemu.arg("-append").arg(format!(
-            "{KERNEL_COMMAND_LINE} forebay.node={name} forebay.address={address} forebay.hosts={hosts}"
+            "{} forebay.node={name} forebay.address={address} forebay.hosts={hosts}",
+            acceleration.command_line()
         ));
         qemu.arg("-serial").arg(format!("file:{}", console.display()));
         // The initrd mounts them in this order: vda root, vdb modules, vdc product, vdd scratch, then the further disks.

@@ -86,6 +86,9 @@ enum Command {
         /// All scenarios, including those on trial.
         #[arg(long, conflicts_with = "filters")]
         on_trial: bool,
+        /// Only scenarios of these labs.
+        #[arg(long = "lab", value_enum, value_delimiter = ',')]
+        places: Vec<scenario::Place>,
         /// The server to test.
         #[arg(long, value_enum, default_value = "forebay")]
         against: site::Kind,
@@ -298,9 +301,9 @@ fn run(command: Command) -> Result<u8> {
                 println!("{}", scenario.name);
             }
         }
-        Command::Test { filters, on_trial, against, .. } => {
+        Command::Test { filters, on_trial, places, against, .. } => {
             rundir::clean_up_on_signals()?;
-            return Ok(if scenario::run(&filters, on_trial, against)? { 0 } else { 1 });
+            return Ok(if scenario::run(&filters, &places, on_trial, against)? { 0 } else { 1 });
         }
         Command::BesideKsmbd { rounds } => {
             rundir::clean_up_on_signals()?;

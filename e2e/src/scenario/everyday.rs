@@ -12,7 +12,7 @@ use crate::site::{Mounted, Site};
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         scenario("git clone", |site| on_mount(site, 256, git_clone)),
-        scenario("tar of 2,000 small files", |site| on_mount(site, 256, tar)),
+        scenario("tar of 500 small files", |site| on_mount(site, 256, tar)),
         scenario("fio --verify, sequential, 8 jobs", |site| {
             on_mount(site, 256, |at| fio(at, "write", "256k"))
         }),
@@ -75,14 +75,14 @@ fn git_clone(at: &Mounted<'_>) -> Result<String> {
 
 fn tar(at: &Mounted<'_>) -> Result<String> {
     let node = at.node();
-    let tree = Tree { folder: "/tmp/tree".into(), files: 2_000, bytes_max: 3_000, seed: 5 };
+    let tree = Tree { folder: "/tmp/tree".into(), files: 500, bytes_max: 3_000, seed: 5 };
     let _: Vec<Sum> = node.call("make-tree", &tree)?;
     let long = Duration::from_secs(120);
     node.run_within(&format!("tar -C /tmp -cf - tree | tar -C {} -xf -", at.path()), long)?;
     node.run("sync; echo 3 > /proc/sys/vm/drop_caches")?;
     let digest = |folder: &str| node.call_within::<TreeDigest>("digest-tree", &folder, long);
     let origin = digest("/tmp/tree")?;
-    ensure!(origin.files == 2_000, "{} files made", origin.files);
+    ensure!(origin.files == 500, "{} files made", origin.files);
     // Extract it again with tar, which reads directories and sets file times in its own way.
     node.run_within(
         &format!("mkdir /tmp/out; tar -C {} -cf - tree | tar -C /tmp/out -xf -", at.path()),

@@ -41,22 +41,33 @@ pub struct Scenario {
     pub name: String,
     /// Whether it needs our own server and driver.
     pub ours_only: bool,
-    /// Whether it runs on nodes with SMB Direct in their kernel, in a separate lab.
-    pub smb_direct: bool,
+    /// The lab that it runs in.
+    pub place: Place,
     /// Has not passed often enough to gate every change: runs only if a filter matches its name, or with all of these
     /// scenarios.
     pub on_trial: bool,
     run: Body,
 }
 
+/// A lab of the scenarios.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Place {
+    /// A file server and two clients, with Debian's own kernel.
+    Plain,
+    /// The same with SMB Direct in the kernel.
+    SmbDirect,
+    /// A target, two hosts and a client, with nothing on them.
+    Fabric,
+}
+
 /// The body of a scenario. Returns a note for its row, or the reason for the failure.
 type Run<T> = Box<dyn Fn(&T) -> Result<String>>;
 
-/// Where a scenario runs.
+/// What a scenario runs on.
 enum Body {
-    /// On a lab with a file server.
+    /// A lab with a file server.
     Site(Run<Site>),
-    /// On the fabric's lab: a target, two hosts and a client, with nothing on them.
+    /// The lab of the fabric.
     Fabric(Run<Lab>),
 }
 
@@ -71,7 +82,7 @@ fn scenario(name: impl Into<String>, run: impl Fn(&Site) -> Result<String> + 'st
     Scenario {
         name: name.into(),
         ours_only: false,
-        smb_direct: false,
+        place: Place::Plain,
         on_trial: false,
         run: Body::Site(Box::new(run)),
     }
@@ -85,7 +96,7 @@ fn on_fabric(name: impl Into<String>, run: impl Fn(&Lab) -> Result<String> + 'st
     Scenario {
         name: name.into(),
         ours_only: true,
-        smb_direct: false,
+        place: Place::Fabric,
         on_trial: false,
         run: Body::Fabric(Box::new(run)),
     }
@@ -123,10 +134,10 @@ pub fn all() -> Vec<Scenario> {
     .collect()
 }
 
-/// Runs the scenarios with a name that contains one of `filters`. Without filters it runs all of them, and those on trial
-/// only if `on_trial` is set. They run in one lab with Debian's own kernel, then in one with SMB Direct, then in
-/// one of a fabric. Returns whether all passed.
-pub fn run(filters: &[String], on_trial: bool, kind: Kind) -> Result<bool> {
+/// Runs the scenarios of `places` with a name that contains one of `filters`. Without filters it runs all of them, and those
+/// on trial only if `on_trial` is set. Without places it runs those of all labs. One lab runs after the other. Returns whether
+/// all passed.
+pub fn run(filters: &[String], places: &[Place], on_trial: bool, kind: Kind) -> Result<bool> {
     let chosen: Vec<Scenario> = all()
         .into_iter()
         .filter(|scenario| match filters {
@@ -134,12 +145,15 @@ pub fn run(filters: &[String], on_trial: bool, kind: Kind) -> Result<bool> {
             filters => filters.iter().any(|filter| scenario.name.contains(filter)),
         })
         .filter(|scenario| kind == Kind::Forebay || !scenario.ours_only)
+        .filter(|scenario| places.is_empty() || places.contains(&scenario.place))
         .collect();
-    anyhow::ensure!(!chosen.is_empty(), "no scenario's name contains any of {filters:?}");
+    anyhow::ensure!(
+        !chosen.is_empty(),
+        "no scenario of these labs has a name that contains any of {filters:?}"
+    );
     check_built(kind)?;
-    let (fabric, on_site): (Vec<&Scenario>, Vec<&Scenario>) =
-        chosen.iter().partition(|scenario| matches!(scenario.run, Body::Fabric(_)));
-    let (smb_direct, plain): (Vec<_>, Vec<_>) = on_site.into_iter().partition(|scenario| scenario.smb_direct);
+    let [plain, smb_direct, fabric] = [Place::Plain, Place::SmbDirect, Place::Fabric]
+        .map(|place| chosen.iter().filter(|scenario| scenario.place == place).collect::<Vec<_>>());
     let started = Instant::now();
     let mut table = Table::default();
     if !plain.is_empty() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::exercised::exercise;
-use super::{MIB, ONE, Scenario, TWO, ours, scenario};
+use super::{MIB, ONE, Place, Scenario, TWO, ours, scenario};
 use crate::guest::calls::data::{Shards, Sum, Sums};
 use crate::guest::calls::inventory::{Device, Found};
 use crate::guest::calls::mounting::Mount;
@@ -15,7 +15,7 @@ use crate::progress::say;
 use crate::site::Site;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
-    let on_fabric = |scenario: Scenario| Scenario { smb_direct: true, ..scenario };
+    let on_fabric = |scenario: Scenario| Scenario { place: Place::SmbDirect, ..scenario };
     vec![
         scenario("kernel without SMB Direct: the inventory says so", without),
         on_fabric(scenario("kernel with SMB Direct: the inventory says so", with)),

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use forebay_smbdirect::limits::{CREDIT_TIMEOUT, NEGOTIATION_TIMEOUT_PASSIVE};
 
 use super::smb_direct::{Fabric, IWARP, Link, RDMA, ROCE, is_over_smb_direct, metric, no_queue_pair_is_left};
-use super::{MIB, ONE, Scenario, TWO, ours};
+use super::{MIB, ONE, Place, Scenario, TWO, ours};
 use crate::guest::GUEST_BINARY;
 use crate::guest::calls::direct::{Ended, Fault, KILLED_FILE, KILLED_FILE_BYTES, Misdeed, Verified, Verify};
 use crate::guest::direct::client::Target;
@@ -15,7 +15,7 @@ use crate::progress::say;
 use crate::site::{Mounted, Site, Volume};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
-    let on_fabric = |scenario: Scenario| Scenario { smb_direct: true, ..scenario };
+    let on_fabric = |scenario: Scenario| Scenario { place: Place::SmbDirect, ..scenario };
     vec![
         on_fabric(ours("SMB Direct with our own client, over soft-RoCE", |site| {
             verified(site, &ROCE, CLEAR)
@@ -81,7 +81,8 @@ const fn late(fault: Fault, says: &'static str, limit: Duration) -> Case {
 
 const TOKEN: &str = "the peer's memory may not be reached by the token it gave";
 
-const CASES: &[Case] = &[
+/// Faults that the server ends at once.
+const PROMPT: &[Case] = &[
     case(Fault::GarbageFirst, "incompatible peer: it speaks versions 0xa5a5 to 0xa5a5"),
     case(Fault::GarbageShort, "malformed message: "),
     case(Fault::GarbageLater, "malformed message: "),
@@ -98,11 +99,15 @@ const CASES: &[Case] = &[
     case(Fault::ShortTokenToRead, TOKEN),
     case(Fault::ShortTokenToWrite, TOKEN),
     case(Fault::Killed, "session closed"),
+];
+
+/// Faults that the server ends after seconds, by the same timeout: not in parallel to each other.
+const LATE: &[Case] = &[
     late(Fault::Silent, "timed out: the negotiation", NEGOTIATION_TIMEOUT_PASSIVE),
     late(Fault::HalfOpen, "timed out: the negotiation", NEGOTIATION_TIMEOUT_PASSIVE),
 ];
 
-/// Committed in parallel to all others, because they take minutes.
+/// Faults that the server ends after minutes: committed in parallel to all others.
 const SLOW: &[Case] = &[
     late(Fault::NoCredits, "timed out: a send credit", CREDIT_TIMEOUT),
     late(Fault::NoReceivesForEver, "the peer takes no data", SEND_STALL_TIME),
@@ -161,9 +166,14 @@ fn commit(server: &Node, client: &Node, target: &Target, case: &Case) -> Result<
 }
 
 /// Commits one fault after the other. The error names all that did not end as expected.
-fn all(server: &Node, client: &Node, target: &Target, after: impl Fn(&Case) -> Result<()>) -> Result<()> {
-    let failed: Vec<String> = CASES
-        .iter()
+fn all<'a>(
+    server: &Node,
+    client: &Node,
+    target: &Target,
+    cases: impl Iterator<Item = &'a Case>,
+    after: impl Fn(&Case) -> Result<()>,
+) -> Result<()> {
+    let failed: Vec<String> = cases
         .filter_map(|case| {
             let error = commit(server, client, target, case).and_then(|()| after(case)).err()?;
             Some(format!("{:?}: {error:#}", case.fault))
@@ -305,7 +315,7 @@ fn faults(site: &Site) -> Result<String> {
     std::thread::scope(|scope| {
         let slow: Vec<_> =
             SLOW.iter().map(|case| (case, scope.spawn(|| commit(server, one, &target, case)))).collect();
-        all(server, one, &target, |case| {
+        all(server, one, &target, PROMPT.iter().chain(LATE), |case| {
             if case.fault == Fault::Killed {
                 let size: u64 =
                     server.run(&format!("stat -c %s {}/{KILLED_FILE}", volume.folder))?.trim().parse()?;
@@ -321,12 +331,13 @@ fn faults(site: &Site) -> Result<String> {
     let regions = nothing_left(server, &[one, two], &before)?;
 
     // The regions now belong to pooled buffers, up to the maximum that was ever in use: the same faults must not add more.
+    // Those without a negotiated connection have no regions.
     let bystander = Bystander::start(site, two, &volume)?;
-    all(server, one, &target, |_| Ok(()))?;
+    all(server, one, &target, PROMPT.iter(), |_| Ok(()))?;
     let second = bystander.finish(site, two)?;
     let now = nothing_left(server, &[one, two], &before)?;
     ensure!(
-        now < regions + CASES.len() / 2,
+        now < regions + PROMPT.len() / 2,
         "{regions} regions after the first faults, {now} after the second"
     );
     server.wait_until("no buffer is in use", Duration::from_secs(5), || {
@@ -338,5 +349,8 @@ fn faults(site: &Site) -> Result<String> {
         times => format!(", and its device gave the connection up {times} times"),
     };
     let passes = first.passes + second.passes;
-    Ok(format!("{} faults, {passes} passes of a bystander{again}", 2 * CASES.len() + SLOW.len()))
+    Ok(format!(
+        "{} faults, {passes} passes of a bystander{again}",
+        2 * PROMPT.len() + LATE.len() + SLOW.len()
+    ))
 }
