@@ -40,3 +40,12 @@ pub(crate) const BUNDLE_LOG_BYTES_MAX: i64 = 16 << 20;
 
 /// The last epoch: a reservation's key has 32 bits for it.
 pub(crate) const EPOCH_MAX: u64 = u32::MAX as u64;
+
+/// How often the state of a measurement is read.
+pub(crate) const BENCH_POLL: Duration = Duration::from_secs(2);
+
+/// Deadline for the start of all pods of a measurement: the volume, the scheduler, the image.
+pub(crate) const BENCH_START_DEADLINE: Duration = Duration::from_secs(600);
+
+/// Failed readings in a row after which a measurement is given up.
+pub(crate) const BENCH_UNREACHABLE_MAX: u32 = 30;

@@ -1,11 +1,13 @@
 //! `kubectl forebay`: shows the state (`status`), finds problems (`doctor`), shows how much each volume is used (`top`) and
-//! by which pods (`who`), collects all of that in one archive for support (`bundle`), pauses and resumes the operator's work
-//! on a StorageCluster (`pause`, `resume`), and continues instances if their record was lost (`adopt`).
+//! by which pods (`who`), measures a StorageClass (`bench`), collects all of that in one archive for support (`bundle`), pauses
+//! and resumes the operator's work on a StorageCluster (`pause`, `resume`), and continues instances if their record was lost
+//! (`adopt`).
 //!
-//! It runs with its user's permissions; only `pause`, `resume` and `adopt` change anything. Everything is read first; pure
+//! It runs with its user's permissions; only `pause`, `resume`, `adopt` and `bench` change anything. Everything is read first; pure
 //! functions then derive what is shown, found and done.
 
 mod adopt;
+mod bench;
 mod bundle;
 mod complete;
 mod doctor;
@@ -94,6 +96,11 @@ fn run(cli: Cli) -> anyhow::Result<bool> {
         }
         Command::Top(options) => (top::run(&options, paint)?, true),
         Command::Who(options) => (who::run(&options, paint)?, true),
+        Command::Bench(options) => (bench::run(&options, paint)?, true),
+        Command::Measure(options) => {
+            bench::measure(&options)?;
+            (String::new(), true)
+        }
         Command::Bundle(options) => (bundle::run(&options)?, true),
         Command::Pause(options) => (pause::run(&options, true)?, true),
         Command::Resume(options) => (pause::run(&options, false)?, true),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use crate::bench::{self, Workload};
 use crate::doctor;
 use crate::limits::{BUNDLE_LOG_LINES, EPOCH_MAX, VOLUMES_SHOWN};
 use crate::top::Sort;
@@ -17,8 +18,8 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
 
 /// Shows the state of Forebay in a Kubernetes cluster, and finds problems.
 ///
-/// In your PATH it is available as `kubectl forebay`. It uses your permissions. Only `pause`, `resume` and `adopt` change
-/// anything.
+/// In your PATH it is available as `kubectl forebay`. It uses your permissions. Only `pause`, `resume`, `adopt` and `bench`
+/// change anything.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-forebay", bin_name = "kubectl forebay", version, max_term_width = 100)]
 #[command(after_help = "Examples:
@@ -29,6 +30,7 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
   kubectl forebay doctor --all                 # passed checks, too
   kubectl forebay top                          # the busiest volumes now
   kubectl forebay who team/data                # the pods that use a claim
+  kubectl forebay bench fast --pods 4          # how fast a StorageClass is, from 4 pods
   kubectl forebay bundle                       # a support bundle, without secrets
   kubectl forebay pause main                   # stop the operator's changes, for maintenance
   kubectl forebay adopt main --dry-run         # which pools, after Kubernetes lost its state
@@ -74,6 +76,15 @@ pub(crate) enum Command {
     Top(Top),
     /// Show the pods that use a claim, and its sessions and open files on its server.
     Who(Who),
+    /// Measure a StorageClass: training and checkpoints in the shapes of MLPerf Storage, from one or more pods.
+    ///
+    /// Creates a claim and a Job, waits for the results, and removes both. unet3d at full scale reads batches of 1 GB; one
+    /// accelerator that never waits reads 3.18 GB/s. Accelerators are simulated: computation is a sleep. Files are read without
+    /// the client's cache and checked. Not an MLPerf score.
+    Bench(Bench),
+    /// The part of a pod of `bench`.
+    #[command(hide = true)]
+    Measure(Measure),
     /// Write a support bundle: status, objects, metrics and logs of Forebay in one archive, without secrets.
     ///
     /// Secrets are not read. Anything that you have no permission to read is left out and listed in the archive. You need
@@ -134,6 +145,85 @@ pub(crate) struct Who {
 
     #[command(flatten)]
     pub(crate) connection: Connection,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    /// The StorageClass. It can be of any driver, for a comparison.
+    #[arg(value_name = "STORAGECLASS")]
+    pub(crate) class: String,
+
+    /// What to measure, one after the other.
+    #[arg(short, long, value_enum, value_delimiter = ',', default_value = "unet3d,checkpoint")]
+    pub(crate) workload: Vec<Workload>,
+
+    /// Number of pods, on different nodes if there are as many.
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) pods: u32,
+
+    /// Number of simulated accelerators in each pod.
+    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) accelerators: u32,
+
+    /// Seconds of each training, after its samples are written.
+    #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) seconds: u64,
+
+    /// Size of the volume. Samples use up to three quarters of it, and only a data set larger than the server's memory is read
+    /// from its drives.
+    #[arg(long, default_value = "32Gi", value_name = "SIZE", value_parser = bench::size)]
+    pub(crate) size: u64,
+
+    /// Factor for the size of samples and checkpoints and for the time of computation, so that small volumes suffice. The
+    /// throughput that an accelerator needs stays the same.
+    #[arg(long, default_value = "1", value_name = "FACTOR", value_parser = bench::scale)]
+    pub(crate) scale: f64,
+
+    /// Namespace of the Job and the claim.
+    #[arg(long, default_value = "default", value_name = "NAMESPACE")]
+    pub(crate) job_namespace: String,
+
+    /// The pods' image, with this program in it. Default: that of Forebay's own pods.
+    #[arg(long, value_name = "IMAGE")]
+    pub(crate) image: Option<String>,
+
+    /// Secret with the credentials of the image's registry, in the Job's namespace.
+    #[arg(long, value_name = "SECRET")]
+    pub(crate) image_pull_secret: Option<String>,
+
+    /// Only nodes with these labels.
+    #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',', value_parser = bench::label)]
+    pub(crate) node_selector: Vec<(String, String)>,
+
+    /// Leave Job and claim, for a look at them.
+    #[arg(long)]
+    pub(crate) keep: bool,
+
+    /// Output format.
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: BenchFormat,
+
+    #[command(flatten)]
+    pub(crate) connection: Connection,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Measure {
+    /// The mounted volume.
+    #[arg(long)]
+    pub(crate) folder: PathBuf,
+
+    /// Number of pods.
+    #[arg(long)]
+    pub(crate) pods: u32,
+
+    /// This pod's number.
+    #[arg(long, env = "JOB_COMPLETION_INDEX")]
+    pub(crate) index: u32,
+
+    /// The workloads, as JSON.
+    #[arg(long)]
+    pub(crate) plans: String,
 }
 
 #[derive(Debug, Args)]
@@ -226,6 +316,14 @@ pub(crate) enum Format {
     Table,
     /// A table with all columns.
     Wide,
+    /// For programs.
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchFormat {
+    /// A table for people.
+    Table,
     /// For programs.
     Json,
 }

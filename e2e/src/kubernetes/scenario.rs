@@ -43,6 +43,7 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "two pods of one node with different fsGroups", run: volumes::groups },
     Scenario { name: "a volume is staged again after an unmount that hung", run: volumes::staged_again },
     Scenario { name: "new passwords for a volume in use", run: volumes::rotated },
+    Scenario { name: "kubectl forebay bench", run: volumes::benched },
     Scenario { name: "helm test", run: tested },
     Scenario { name: "instances on a bundled target outlive their node", run: takeover::node_lost },
     Scenario { name: "nodes cut off from the control plane: nothing is taken over", run: takeover::cut_off },

@@ -273,6 +273,31 @@ pub(super) fn rotated(stage: &Stage) -> Result<String> {
     Ok(format!("{} writes, 2 passwords, connected again by the second", used.trim()))
 }
 
+/// `kubectl forebay bench` with two pods: results that are possible, and nothing left of it.
+pub(super) fn benched(stage: &Stage) -> Result<String> {
+    // Small enough for emulated nodes.
+    let scale = ["--pods=2", "--size=48Mi", "--scale=0.001", "--seconds=10", "--output=json"];
+    let (said, code) = stage.forebay(&[&["bench", CLASS], &scale[..]].concat())?;
+    ensure!(code == Some(0), "kubectl forebay bench: {code:?} {said}");
+    // Its progress, on standard error, follows.
+    let mut results = serde_json::Deserializer::from_str(&said).into_iter::<Vec<serde_json::Value>>();
+    let results = results.next().context("no results")?.with_context(|| said.clone())?;
+    let [training, checkpoint] = &results[..] else { anyhow::bail!("{said}") };
+    let number =
+        |of: &serde_json::Value, name: &str| of[name].as_f64().with_context(|| format!("{name} of {of}"));
+    let utilisation = number(training, "utilisationPercent")?;
+    ensure!(training["accelerators"] == 2 && utilisation > 0.0 && utilisation <= 100.0, "{training}");
+    ensure!(
+        number(checkpoint, "bytes")? > 1e6 && number(checkpoint, "writeGigabytesPerSecond")? > 0.0,
+        "{checkpoint}"
+    );
+    stage.wait("nothing is left of it", LONG, || {
+        let left = stage.kubectl().run(&["get", "job,pod,pvc", "-A", "-l", "forebay.io/bench", "-o=name"])?;
+        Ok(left.trim().is_empty())
+    })?;
+    Ok(format!("{utilisation:.1} % utilisation of 2 simulated accelerators"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

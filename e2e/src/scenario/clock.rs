@@ -45,6 +45,6 @@ impl Stepping {
 
 fn load(site: &Site) -> Result<String> {
     let stepping = Stepping::start(site)?;
-    let done = disturbed(site, &|| Ok(()))?;
+    let done = disturbed(site, 0, &|| Ok(()))?;
     Ok(format!("{}, {done}", stepping.end()?))
 }

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use self::instance::{ADDRESS, EXIT_FENCED, FILE_BYTES, Instance, LOSS_TIME_S, Load, offered};
 use self::split_brain::CASES;
+use super::given_up::GivenUp;
 use super::nvmeof::{CLIENT, Cut, FIRST, Fabric, SECOND, conflict};
 use super::{Scenario, on_fabric};
 use crate::lab::{Lab, Node};
@@ -221,10 +222,13 @@ fn large_file(lab: &Lab) -> Result<String> {
     match said.as_str() {
         "synced" => whole(client).context("fsync said that it is written")?,
         // On a write-through pool, only the client's own kernel can make fsync fail (docs/guides/failover.md).
-        "failed" => ensure!(
-            super::given_up::GivenUp::by(client)?.explains() > 0,
-            "writing the large file failed, and the client's kernel did not give a request up by itself"
-        ),
+        "failed" => {
+            let GivenUp { ended, answered } = GivenUp::by(client)?;
+            ensure!(
+                !ended.is_empty() && answered.is_empty(),
+                "writing the large file failed, and the client's kernel did not give a request up by itself"
+            );
+        }
         _ => bail!("it said {said:?}"),
     }
     load.goes_on("on the second host", 4)?;

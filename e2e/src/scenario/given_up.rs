@@ -4,9 +4,10 @@
 //! handle is lost after the request was prepared and before it is sent, instead of preparing it again. It resends requests
 //! that are lost in flight. The kernel also traces statuses that it maps to EAGAIN; those would be a server's fault.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::lab::Node;
+use crate::progress::say;
 
 /// The text that programs print for it.
 pub(super) const EAGAIN: &str = "Resource temporarily unavailable";
@@ -36,8 +37,19 @@ impl GivenUp {
         Ok(Self { ended: traced(ENDED)?, answered: traced(ANSWERED)? })
     }
 
-    /// How many errors of programs this explains: none if a server may have caused them.
-    pub(super) fn explains(&self) -> usize {
-        if self.answered.is_empty() { self.ended.len() } else { 0 }
+    /// Fails unless these errors of programs are at most `allowed`, the kernel itself has caused each of them, and no server
+    /// response can have. Returns their number.
+    pub(super) fn explains(&self, errors: &[&String], allowed: usize) -> Result<usize> {
+        let Self { ended, answered } = self;
+        let of_kernel = errors.iter().all(|line| line.ends_with(&format!("{EAGAIN} (os error 11)")));
+        let most = if answered.is_empty() { ended.len().min(allowed) } else { 0 };
+        ensure!(
+            of_kernel && errors.len() <= most,
+            "programs were given errors, {errors:?}; the client's kernel gave up {ended:?} and was answered {answered:?}"
+        );
+        for line in errors {
+            say(format!("by the client's own fault: {line}; its kernel says {ended:?}"));
+        }
+        Ok(errors.len())
     }
 }

@@ -2,7 +2,7 @@
 
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
-use forebay_smb::wire::create::CreateDisposition;
+use forebay_smb::wire::create::{CreateAction, CreateDisposition};
 use forebay_smb::wire::create_context::RequestContext;
 use forebay_smb::wire::fscc::posix::{FileFsPosixInformation, FilePosixInformation, PosixFileType};
 use forebay_smb::wire::fscc::security::{Ace, Acl, SecurityDescriptor, Sid};
@@ -10,7 +10,9 @@ use forebay_smb::wire::fscc::{FileInformationClass as C, FsInformationClass as F
 use forebay_smb::wire::query_directory::Flags;
 use forebay_smb::wire::{AccessMask, Dialect, FileAttributes};
 
-use crate::calls::{Lab, Open, close, directory, file, list, list_class, query_file, query_fs, rename};
+use crate::calls::{
+    Lab, Open, close, directory, file, list, list_class, query_file, query_fs, rename, set_file, write,
+};
 use crate::support::Client;
 
 /// The mode that Linux's client sends if it has no permission bits.
@@ -102,6 +104,36 @@ fn the_mode_in_the_context_of_a_new_file_is_the_one_that_its_maker_asked_for() {
     let made = file("h").context(RequestContext::SdBuffer(&descriptor)).id(&mut c);
     let info = information(&mut c, made);
     assert_eq!((info.uid, info.fixed.mode), (1000, 0o644));
+}
+
+/// Linux's client checks its user's permissions only after the CREATE, and then sets the size itself.
+#[test]
+fn an_open_that_overwrites_leaves_the_contents_until_the_client_sets_the_size() {
+    let mut lab = Lab::new();
+    let (mut linux, mut plain) = (lab.posix(), lab.client());
+    let f = posix(file("f"), 0o600).id(&mut linux);
+    write(&mut linux, f, 0, b"alice").unwrap();
+    close(&mut linux, f).unwrap();
+    for disposition in [CreateDisposition::OVERWRITE, CreateDisposition::OVERWRITE_IF] {
+        let opened = posix(file("f"), 0o644).disposition(disposition).send(&mut linux).unwrap();
+        assert_eq!((opened.action, opened.end_of_file), (CreateAction::OPENED, 5));
+        assert_eq!(opened.posix.unwrap().2, 0o600);
+        close(&mut linux, opened.id).unwrap();
+        assert_eq!(lab.memory.contents("f").as_deref(), Some(&b"alice"[..]));
+    }
+    let missing = posix(file("g"), 0o644).disposition(CreateDisposition::OVERWRITE).send(&mut linux);
+    assert_eq!(missing.err(), Some(NtStatus::OBJECT_NAME_NOT_FOUND));
+    let made = posix(file("g"), 0o644).disposition(CreateDisposition::OVERWRITE_IF).send(&mut linux).unwrap();
+    assert_eq!(made.action, CreateAction::CREATED);
+    let again = posix(file("f"), 0o644).disposition(CreateDisposition::OVERWRITE_IF).id(&mut linux);
+    set_file(&mut linux, again, C::FILE_END_OF_FILE_INFORMATION, |out| out.extend_from_slice(&[0; 8]))
+        .unwrap();
+    assert_eq!(lab.memory.contents("f").as_deref(), Some(&b""[..]));
+    write(&mut linux, again, 0, b"bob").unwrap();
+    close(&mut linux, again).unwrap();
+    // Without the extensions, the server checks permissions and overwrites.
+    let opened = file("f").disposition(CreateDisposition::OVERWRITE_IF).send(&mut plain).unwrap();
+    assert_eq!((opened.action, opened.end_of_file), (CreateAction::OVERWRITTEN, 0));
 }
 
 #[test]

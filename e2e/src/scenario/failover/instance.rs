@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::super::given_up::{self, EAGAIN, GivenUp};
+use super::super::given_up::{self, GivenUp};
 use super::super::nvmeof::{CLIENT, FILE, FIRST, Fabric, INSTANCE, NQN, SECOND, TCP, UUID, port};
 use super::super::{MIB, bundled};
 use crate::guest::GUEST_BINARY;
@@ -14,7 +14,6 @@ use crate::guest::calls::mounting::Mount;
 use crate::guest::calls::nvmeof::{Held, Seen};
 use crate::guest::calls::writer::Records;
 use crate::lab::{Lab, Node, Process};
-use crate::progress::say;
 use crate::site::{ADMIN_SOCKET, POOL, SERVER_CONFIG};
 
 /// The instance's address.
@@ -413,19 +412,7 @@ impl Written {
     /// (docs/guides/failover.md) and that no server response can have caused.
     pub(super) fn without_error(self) -> Result<Self> {
         let Self { writer_failed, reader_failed, given_up, .. } = &self;
-        let GivenUp { ended, answered } = given_up;
-        let all = || writer_failed.iter().chain(reader_failed);
-        let unknown: Vec<_> =
-            all().filter(|line| !line.ends_with(&format!("{EAGAIN} (os error 11)"))).collect();
-        ensure!(unknown.is_empty(), "programs were given errors: {unknown:?}");
-        ensure!(
-            all().count() <= given_up.explains(),
-            "programs were given errors, {:?}; the client's kernel gave up {ended:?} and was answered {answered:?}",
-            all().collect::<Vec<_>>()
-        );
-        for line in all() {
-            say(format!("by the client's own fault: {line}; its kernel says {ended:?}"));
-        }
+        given_up.explains(&writer_failed.iter().chain(reader_failed).collect::<Vec<_>>(), usize::MAX)?;
         Ok(self)
     }
 }

@@ -101,6 +101,7 @@ pub(super) fn plan(ctx: &mut Ctx<'_>, request: &Request<'_>) -> Result<Plan, NtS
     let desired = access::desired(request.desired_access, maximal)?;
     check_options(request)?;
     let posix = posix_mode(ctx, request);
+    let disposition = if posix.is_some() { without_overwriting(disposition) } else { disposition };
     let name = if posix.is_some() {
         names::parse_posix(&request.name)?
     } else if request.name.starts_with('\\') {
@@ -207,6 +208,17 @@ fn posix_mode(ctx: &Ctx<'_>, request: &Request<'_>) -> Option<Option<u32>> {
         _ => None,
     });
     mode.filter(|_| ctx.core.has_posix()).map(PosixFileType::permissions_of_new)
+}
+
+/// A client with the POSIX extensions enforces permissions itself, and Linux's opens a file that it does not know yet before it
+/// checks them: overwriting would empty a file of another user although the program then gets EACCES. After the check, Linux
+/// sets the size itself. So the contents stay, and the response says FILE_OPENED.
+fn without_overwriting(disposition: CreateDisposition) -> CreateDisposition {
+    match disposition {
+        CreateDisposition::OVERWRITE => CreateDisposition::OPEN,
+        CreateDisposition::OVERWRITE_IF => CreateDisposition::OPEN_IF,
+        other => other,
+    }
 }
 
 /// The lease that a lease context requests, if the client may have leases of that version.
