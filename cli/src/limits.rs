@@ -41,11 +41,17 @@ pub(crate) const BUNDLE_LOG_BYTES_MAX: i64 = 16 << 20;
 /// The last epoch: a reservation's key has 32 bits for it.
 pub(crate) const EPOCH_MAX: u64 = u32::MAX as u64;
 
-/// How often the state of a measurement is read.
-pub(crate) const BENCH_POLL: Duration = Duration::from_secs(2);
+/// How often the state of a load is read.
+pub(crate) const JOB_POLL: Duration = Duration::from_secs(2);
 
-/// Deadline for the start of all pods of a measurement: the volume, the scheduler, the image.
-pub(crate) const BENCH_START_DEADLINE: Duration = Duration::from_secs(600);
+/// Deadline for the start of all pods of a load: the volume, the scheduler, the image.
+pub(crate) const JOB_START_DEADLINE: Duration = Duration::from_secs(600);
 
-/// Failed readings in a row after which a measurement is given up.
-pub(crate) const BENCH_UNREACHABLE_MAX: u32 = 30;
+/// Failed readings in a row after which a load is given up.
+pub(crate) const JOB_UNREACHABLE_MAX: u32 = 30;
+
+/// Deadline for a single request during a rehearsal.
+pub(crate) const REHEARSE_DEADLINE: Duration = Duration::from_secs(30);
+
+/// How often the state of a server is read in a rehearsal: the precision of its timeline.
+pub(crate) const REHEARSE_POLL: Duration = Duration::from_millis(250);

@@ -1,9 +1,9 @@
 //! `kubectl forebay`: shows the state (`status`), finds problems (`doctor`), shows how much each volume is used (`top`) and
-//! by which pods (`who`), measures a StorageClass (`bench`), collects all of that in one archive for support (`bundle`), pauses
+//! by which pods (`who`), measures a StorageClass (`bench`), rehearses the failure of a server (`rehearse`), collects all of that in one archive for support (`bundle`), pauses
 //! and resumes the operator's work on a StorageCluster (`pause`, `resume`), and continues instances if their record was lost
 //! (`adopt`).
 //!
-//! It runs with its user's permissions; only `pause`, `resume`, `adopt` and `bench` change anything. Everything is read first; pure
+//! It runs with its user's permissions; only `pause`, `resume`, `adopt`, `bench` and `rehearse` change anything. Everything is read first; pure
 //! functions then derive what is shown, found and done.
 
 mod adopt;
@@ -13,11 +13,13 @@ mod complete;
 mod doctor;
 #[cfg(test)]
 mod fixture;
+mod job;
 mod limits;
 mod options;
 mod paint;
 mod pause;
 mod quantity;
+mod rehearse;
 mod scrape;
 mod snapshot;
 mod status;
@@ -99,6 +101,11 @@ fn run(cli: Cli) -> anyhow::Result<bool> {
         Command::Bench(options) => (bench::run(&options, paint)?, true),
         Command::Measure(options) => {
             bench::measure(&options)?;
+            (String::new(), true)
+        }
+        Command::Rehearse(options) => rehearse::run(&options, paint)?,
+        Command::Beat(options) => {
+            rehearse::beat(&options)?;
             (String::new(), true)
         }
         Command::Bundle(options) => (bundle::run(&options)?, true),

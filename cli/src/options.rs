@@ -18,8 +18,8 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
 
 /// Shows the state of Forebay in a Kubernetes cluster, and finds problems.
 ///
-/// In your PATH it is available as `kubectl forebay`. It uses your permissions. Only `pause`, `resume`, `adopt` and `bench`
-/// change anything.
+/// In your PATH it is available as `kubectl forebay`. It uses your permissions. Only `pause`, `resume`, `adopt`, `bench` and
+/// `rehearse` change anything.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-forebay", bin_name = "kubectl forebay", version, max_term_width = 100)]
 #[command(after_help = "Examples:
@@ -31,6 +31,7 @@ pub(crate) const NAMESPACE_VARIABLE: &str = "FOREBAY_NAMESPACE";
   kubectl forebay top                          # the busiest volumes now
   kubectl forebay who team/data                # the pods that use a claim
   kubectl forebay bench fast --pods 4          # how fast a StorageClass is, from 4 pods
+  kubectl forebay rehearse fast                # kill a server under a writer: how long does it stand still?
   kubectl forebay bundle                       # a support bundle, without secrets
   kubectl forebay pause main                   # stop the operator's changes, for maintenance
   kubectl forebay adopt main --dry-run         # which pools, after Kubernetes lost its state
@@ -85,6 +86,15 @@ pub(crate) enum Command {
     /// The part of a pod of `bench`.
     #[command(hide = true)]
     Measure(Measure),
+    /// Rehearse the failure of a server: kill it under a writer, and show how long the writer stood still.
+    ///
+    /// Creates a claim and a Job with a pod that writes and syncs a record every tenth of a second, deletes the pod of the server
+    /// that serves the volume, shows a timeline, checks every record, and removes claim and Job. All volumes of that server
+    /// stand still in the meantime, as in a real failure. Exit code 1 if a write failed or a record is lost.
+    Rehearse(Rehearse),
+    /// The part of a pod of `rehearse`.
+    #[command(hide = true)]
+    Beat(Beat),
     /// Write a support bundle: status, objects, metrics and logs of Forebay in one archive, without secrets.
     ///
     /// Secrets are not read. Anything that you have no permission to read is left out and listed in the archive. You need
@@ -179,6 +189,20 @@ pub(crate) struct Bench {
     #[arg(long, default_value = "1", value_name = "FACTOR", value_parser = bench::scale)]
     pub(crate) scale: f64,
 
+    #[command(flatten)]
+    pub(crate) place: Place,
+
+    /// Output format.
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub(crate) output: BenchFormat,
+
+    #[command(flatten)]
+    pub(crate) connection: Connection,
+}
+
+/// Where the pods of a Job run, and with what.
+#[derive(Debug, Args)]
+pub(crate) struct Place {
     /// Namespace of the Job and the claim.
     #[arg(long, default_value = "default", value_name = "NAMESPACE")]
     pub(crate) job_namespace: String,
@@ -198,6 +222,28 @@ pub(crate) struct Bench {
     /// Leave Job and claim, for a look at them.
     #[arg(long)]
     pub(crate) keep: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rehearse {
+    /// The StorageClass. The claim's volume decides which instance is disturbed.
+    #[arg(value_name = "STORAGECLASS")]
+    pub(crate) class: String,
+
+    /// What happens to the instance's server.
+    #[arg(long, value_enum, default_value = "kill")]
+    pub(crate) how: How,
+
+    /// Seconds for which the pod writes. The server is disturbed after five of them.
+    #[arg(long, default_value_t = 120, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(30..=3600))]
+    pub(crate) seconds: u64,
+
+    /// Do not ask for confirmation.
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+
+    #[command(flatten)]
+    pub(crate) place: Place,
 
     /// Output format.
     #[arg(short, long, value_enum, default_value = "table")]
@@ -205,6 +251,25 @@ pub(crate) struct Bench {
 
     #[command(flatten)]
     pub(crate) connection: Connection,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum How {
+    /// Its pod has one second to end, which is too short for an orderly end.
+    Kill,
+    /// Its pod ends in an orderly way, as in an update.
+    Restart,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Beat {
+    /// The mounted volume.
+    #[arg(long)]
+    pub(crate) folder: PathBuf,
+
+    /// How long to write.
+    #[arg(long)]
+    pub(crate) seconds: u64,
 }
 
 #[derive(Debug, Args)]

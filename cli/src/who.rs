@@ -134,7 +134,8 @@ async fn look(options: &Who) -> anyhow::Result<View> {
     })
 }
 
-fn serves(pod: &Pod, instance: &str) -> bool {
+/// Whether it is the pod of the instance's server.
+pub(crate) fn serves(pod: &Pod, instance: &str) -> bool {
     pod.labels().get(forebay_api::names::LABEL_INSTANCE).is_some_and(|of| of == instance)
 }
 

@@ -44,6 +44,7 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "a volume is staged again after an unmount that hung", run: volumes::staged_again },
     Scenario { name: "new passwords for a volume in use", run: volumes::rotated },
     Scenario { name: "kubectl forebay bench", run: volumes::benched },
+    Scenario { name: "kubectl forebay rehearse", run: volumes::rehearsed },
     Scenario { name: "helm test", run: tested },
     Scenario { name: "instances on a bundled target outlive their node", run: takeover::node_lost },
     Scenario { name: "nodes cut off from the control plane: nothing is taken over", run: takeover::cut_off },

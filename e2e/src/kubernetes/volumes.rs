@@ -291,11 +291,36 @@ pub(super) fn benched(stage: &Stage) -> Result<String> {
         number(checkpoint, "bytes")? > 1e6 && number(checkpoint, "writeGigabytesPerSecond")? > 0.0,
         "{checkpoint}"
     );
-    stage.wait("nothing is left of it", LONG, || {
-        let left = stage.kubectl().run(&["get", "job,pod,pvc", "-A", "-l", "forebay.io/bench", "-o=name"])?;
-        Ok(left.trim().is_empty())
-    })?;
+    no_load_is_left(stage)?;
     Ok(format!("{utilisation:.1} % utilisation of 2 simulated accelerators"))
+}
+
+fn no_load_is_left(stage: &Stage) -> Result<()> {
+    stage.wait("nothing is left of it", LONG, || {
+        let left = stage.kubectl().run(&["get", "job,pod,pvc", "-A", "-l", "forebay.io/load", "-o=name"])?;
+        Ok(left.trim().is_empty())
+    })
+}
+
+/// `kubectl forebay rehearse`: a server is killed under a writer, which notices only that it takes longer.
+pub(super) fn rehearsed(stage: &Stage) -> Result<String> {
+    let (said, code) = stage.forebay(&["rehearse", CLASS, "--yes", "--seconds=150", "--output=json"])?;
+    ensure!(code == Some(0), "kubectl forebay rehearse: {code:?} {said}");
+    // Its progress, on standard error, follows.
+    let mut reports = serde_json::Deserializer::from_str(&said).into_iter::<serde_json::Value>();
+    let report = reports.next().context("no report")?.with_context(|| said.clone())?;
+    let timeline = report["timeline"].as_array().context("no timeline")?;
+    let at = |end: &str| {
+        timeline.iter().position(|one| one["what"].as_str().is_some_and(|what| what.contains(end)))
+    };
+    let [killed, still, ready, on] =
+        ["has one second to end", "the writer stands still", "is ready", "the writer goes on"].map(at);
+    ensure!(killed.is_some() && killed < still && still < ready && ready < on, "the timeline: {timeline:?}");
+    let number = |name: &str| report[name].as_u64().with_context(|| format!("{name} of {report}"));
+    ensure!(number("acknowledged")? > 10 && number("lost")? == 0 && number("failed")? == 0, "{report}");
+    no_load_is_left(stage)?;
+    stage.wait_cluster_ready()?;
+    Ok(format!("the writer stood still for {} ms", number("stoodStillMilliseconds")?))
 }
 
 #[cfg(test)]

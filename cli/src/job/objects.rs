@@ -1,4 +1,4 @@
-//! The objects of a measurement: a claim, and a Job with a pod for each client.
+//! The objects of a load: a claim, and a Job with a pod for each client.
 
 use std::collections::BTreeMap;
 
@@ -7,41 +7,41 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 use serde_json::json;
 
-use crate::options::Bench;
+use super::Load;
 
-/// The label of everything that a measurement creates. Its value is the name of the Job.
-pub(super) const LABEL: &str = "forebay.io/bench";
+/// The label of everything that a load creates. Its value is the name of the Job.
+pub(super) const LABEL: &str = "forebay.io/load";
 /// Where the pods have the volume.
-pub(super) const MOUNTED_AT: &str = "/data";
+pub(crate) const MOUNTED_AT: &str = "/data";
 /// No user of the image. The volume's `fsGroup`, or the mount's mode, lets it write.
 const USER: i64 = 65532;
 /// After a lost connection the plugin cannot remove the Job: Kubernetes does it.
 const SECONDS_KEPT: i64 = 3600;
-/// Longer than any reasonable measurement.
+/// Longer than any reasonable load.
 const SECONDS_MAX: i64 = 4 * 3600;
 
-pub(super) fn claim(name: &str, options: &Bench) -> serde_json::Result<PersistentVolumeClaim> {
+pub(super) fn claim(name: &str, load: &Load<'_>) -> serde_json::Result<PersistentVolumeClaim> {
     serde_json::from_value(json!({
         "metadata": { "name": name, "labels": { (LABEL): name } },
         "spec": {
             "accessModes": ["ReadWriteMany"],
-            "storageClassName": options.class,
-            "resources": { "requests": { "storage": options.size.to_string() } },
+            "storageClassName": load.class,
+            "resources": { "requests": { "storage": load.bytes.to_string() } },
         },
     }))
 }
 
-/// The Job that runs `plans` (JSON) in each of its pods, on different nodes if there are as many.
-pub(super) fn job(name: &str, options: &Bench, image: &str, plans: &str) -> serde_json::Result<Job> {
+/// The Job that runs `kubectl-forebay` with these arguments in each of its pods, on different nodes if there are as many.
+pub(super) fn job(name: &str, load: &Load<'_>, image: &str) -> serde_json::Result<Job> {
     let selector: BTreeMap<&str, &str> =
-        options.node_selector.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-    let secrets: Vec<_> = options.image_pull_secret.iter().map(|name| json!({ "name": name })).collect();
+        load.place.node_selector.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let secrets: Vec<_> = load.place.image_pull_secret.iter().map(|name| json!({ "name": name })).collect();
     serde_json::from_value(json!({
         "metadata": { "name": name, "labels": { (LABEL): name } },
         "spec": {
             "completionMode": "Indexed",
-            "completions": options.pods,
-            "parallelism": options.pods,
+            "completions": load.pods,
+            "parallelism": load.pods,
             "backoffLimit": 0,
             "activeDeadlineSeconds": SECONDS_MAX,
             "ttlSecondsAfterFinished": SECONDS_KEPT,
@@ -68,8 +68,8 @@ pub(super) fn job(name: &str, options: &Bench, image: &str, plans: &str) -> serd
                     "containers": [{
                         "name": "bench",
                         "image": image,
-                        "command": ["kubectl-forebay", "measure"],
-                        "args": ["--folder", MOUNTED_AT, "--pods", options.pods.to_string(), "--plans", plans],
+                        "command": ["kubectl-forebay"],
+                        "args": load.arguments,
                         "resources": { "requests": { "cpu": "100m", "memory": "128Mi" } },
                         "securityContext": {
                             "allowPrivilegeEscalation": false,
@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
     use crate::fixture;
-    use crate::options::{Cli, Command};
+    use crate::options::{Bench, Cli, Command};
 
     fn options(arguments: &[&str]) -> Bench {
         let cli =
@@ -153,22 +153,22 @@ mod tests {
 
     #[test]
     fn the_job_has_a_pod_for_each_client_and_no_privileges() {
-        let options = options(&[
-            "fast",
-            "--pods=3",
-            "--size=64Gi",
-            "--node-selector=gpu=true,zone=a",
-            "--image-pull-secret=registry",
-        ]);
-        let claim = claim("forebay-bench-x", &options).expect("a claim");
+        let options = options(&["fast", "--node-selector=gpu=true,zone=a", "--image-pull-secret=registry"]);
+        let load = Load {
+            verb: "bench",
+            class: "fast",
+            place: &options.place,
+            pods: 3,
+            bytes: 64 << 30,
+            arguments: vec!["measure".to_owned()],
+        };
+        let claim = claim("forebay-bench-x", &load).expect("a claim");
         let spec = claim.spec.expect("a spec");
         assert_eq!(spec.storage_class_name.as_deref(), Some("fast"));
         assert_eq!(spec.access_modes.expect("modes"), ["ReadWriteMany"]);
-        assert_eq!(
-            spec.resources.expect("resources").requests.expect("requests")["storage"].0,
-            (64_u64 << 30).to_string()
-        );
-        let job = job("forebay-bench-x", &options, "image:1", "[]").expect("a job").spec.expect("a spec");
+        let requests = spec.resources.expect("resources").requests.expect("requests");
+        assert_eq!(requests["storage"].0, (64_u64 << 30).to_string());
+        let job = job("forebay-bench-x", &load, "image:1").expect("a job").spec.expect("a spec");
         assert_eq!((job.parallelism, job.completions, job.backoff_limit), (Some(3), Some(3), Some(0)));
         let pod = job.template.spec.expect("a pod");
         assert_eq!(pod.node_selector.expect("a selector")["zone"], "a");
@@ -176,6 +176,7 @@ mod tests {
         assert_eq!(pod.automount_service_account_token, Some(false));
         let container = &pod.containers[0];
         assert_eq!(container.image.as_deref(), Some("image:1"));
+        assert_eq!(container.args.as_deref(), Some(&["measure".to_owned()][..]));
         let security = container.security_context.as_ref().expect("a context");
         assert_eq!(security.allow_privilege_escalation, Some(false));
     }
