@@ -138,6 +138,29 @@ impl Channel {
         result
     }
 
+    /// The processes of the guest, as evidence of why a command is not done.
+    fn processes(&self) -> String {
+        let argv = ["sh", "-c", PROCESSES].map(str::to_owned).to_vec();
+        let Ok((id, answers)) = self.open(Message::Exec(Exec { argv, ..Exec::default() })) else {
+            return "the guest is gone".to_owned();
+        };
+        let until = Instant::now() + PROCESSES_DEADLINE;
+        let mut said = Vec::new();
+        loop {
+            match answers.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Message::Stdout(bytes) | Message::Stderr(bytes)) => said.extend_from_slice(&bytes),
+                Ok(Message::Exit(_)) => break,
+                Ok(_) => {}
+                Err(_) => {
+                    self.forget(id);
+                    said.extend_from_slice(b"and no more: the agent does not answer");
+                    break;
+                }
+            }
+        }
+        String::from_utf8_lossy(&said).into_owned()
+    }
+
     /// Runs a command to completion and collects its output. Kills it after the deadline.
     pub fn run(&self, exec: Exec, stdin: &[u8], deadline: Duration) -> Result<Output> {
         let shown = exec.argv.join(" ");
@@ -161,10 +184,16 @@ impl Channel {
                 Ok(_) => {}
                 Err(RecvTimeoutError::Disconnected) => bail!("the guest died while it ran: {shown}"),
                 Err(RecvTimeoutError::Timeout) => {
+                    let processes = self.processes();
+                    let late = if answers.try_iter().any(|message| matches!(message, Message::Exit(_))) {
+                        "; its end was reported as soon as the agent had another request"
+                    } else {
+                        ""
+                    };
                     let _ = self.send(id, Message::Signal(9));
                     self.forget(id);
                     bail!(
-                        "not done after {} s: {shown}\n{}",
+                        "not done after {} s{late}: {shown}\n{}\nthe guest's processes:\n{processes}",
                         deadline.as_secs(),
                         String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).trim_end()
                     );
@@ -173,6 +202,12 @@ impl Channel {
         }
     }
 }
+
+/// What the guest's processes wait for.
+const PROCESSES: &str =
+    "cat /proc/loadavg /proc/uptime; ps -eLo pid,stat,time,wchan:24,args --ppid 2 -N | tail -n 80
+     for pid in $(pgrep -f 'forebay-guest call'); do cat /proc/$pid/task/*/stack; done";
+const PROCESSES_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The output of a command and how it ended.
 #[derive(Debug, Default)]

@@ -315,7 +315,10 @@ pub(super) fn rehearsed(stage: &Stage) -> Result<String> {
     };
     let [killed, still, ready, on] =
         ["has one second to end", "the writer stands still", "is ready", "the writer goes on"].map(at);
-    ensure!(killed.is_some() && killed < still && still < ready && ready < on, "the timeline: {timeline:?}");
+    // The clocks of nodes and of this machine differ, and the writer may go on before the kubelet has noticed that the server is
+    // ready.
+    ensure!(killed.is_some() && killed < ready, "the timeline: {timeline:?}");
+    ensure!(still.is_some() && still < on, "the timeline: {timeline:?}");
     let number = |name: &str| report[name].as_u64().with_context(|| format!("{name} of {report}"));
     ensure!(number("acknowledged")? > 10 && number("lost")? == 0 && number("failed")? == 0, "{report}");
     no_load_is_left(stage)?;

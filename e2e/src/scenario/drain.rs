@@ -119,7 +119,9 @@ pub(super) fn disturbed(site: &Site, given_up: usize, disturb: &dyn Fn() -> Resu
     let numbers: Vec<u64> =
         lines.iter().filter_map(|line| line.strip_prefix("synced ")?.parse().ok()).collect();
     let records = Records { folder: volume.folder.as_str().into(), seed: SEED, numbers: numbers.clone() };
-    let bytes: u64 = site.storage().call("verify-records", &records)?;
+    // The slower the machine, the more files the writer has written in the meantime.
+    let deadline = Duration::from_secs(30 + numbers.len() as u64 / 4);
+    let bytes: u64 = site.storage().call_within("verify-records", &records, deadline)?;
     writing.unmount()?;
     reading.unmount()?;
     site.delete_by_force(&volume)?;
