@@ -26,7 +26,8 @@ use crate::who;
 
 /// Before the result in the pod's log.
 const MARK: &str = "forebay-rehearse-result: ";
-const VOLUME_BYTES: u64 = 1 << 30;
+/// Room for the records of the longest rehearsal: 3600 s × 10 × 4 KiB.
+const VOLUME_BYTES: u64 = 256 << 20;
 /// Between the first record and the disturbance.
 const QUIET: Duration = Duration::from_secs(5);
 /// For the first record, on a pod that has started.
