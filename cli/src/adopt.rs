@@ -6,9 +6,8 @@
 //! found. The next epoch is recorded from that. An epoch only ever goes up.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, IsTerminal, Write};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use forebay_api::{StorageCluster, names};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
@@ -17,6 +16,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::time::timeout;
 
+use crate::confirm;
 use crate::limits::{ADOPT_DEADLINE, EPOCH_MAX};
 use crate::options::Adopt;
 use crate::snapshot;
@@ -214,17 +214,9 @@ async fn connect(options: &Adopt) -> anyhow::Result<(Client, String)> {
 
 /// Asks for confirmation on the terminal.
 fn confirm() -> anyhow::Result<()> {
-    let stdin = io::stdin();
-    ensure!(stdin.is_terminal(), "there is no terminal to ask for confirmation: use --yes or --dry-run");
-    print!(
-        "Make sure that no other Kubernetes cluster runs servers on these namespaces: they lose access to them now.\nType yes to record this: "
-    );
-    io::stdout().flush()?;
-    let mut answer = String::new();
-    stdin.lock().read_line(&mut answer)?;
-    if answer.trim() != "yes" {
-        bail!("nothing was changed");
-    }
+    ensure!(confirm::is_possible(), "there is no terminal to ask for confirmation: use --yes or --dry-run");
+    let question = "Make sure that no other Kubernetes cluster runs servers on these namespaces: they lose access to them now.\nType yes to record this: ";
+    ensure!(confirm::confirmed(question)?, "nothing was changed");
     Ok(())
 }
 

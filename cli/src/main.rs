@@ -10,6 +10,7 @@ mod adopt;
 mod bench;
 mod bundle;
 mod complete;
+mod confirm;
 mod doctor;
 #[cfg(test)]
 mod fixture;

@@ -1,5 +1,5 @@
 //! The frequency of this machine's time stamp counter. QEMU's emulation gives guests this counter as theirs, and a guest's
-//! kernel measures its frequency at boot. On a busy host that measurement can be wrong by a factor of three, and all clocks and
+//! kernel measures its frequency at boot. On a busy host that measurement can be wrong by a factor of 21, and all clocks and
 //! timers of the guest then run too fast. So the guests get the frequency on their command line.
 #![allow(unsafe_code)]
 

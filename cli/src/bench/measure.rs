@@ -20,6 +20,8 @@ const BATCHES_AHEAD: u64 = 2;
 const WRITERS: u64 = 8;
 /// For the slowest pod to start, and for the slowest to write its share of the samples.
 const MEETING_DEADLINE: Duration = Duration::from_secs(3600);
+/// The last meeting of a workload.
+const END: &str = "end";
 const MEETING_POLL: Duration = Duration::from_millis(20);
 
 /// The place of a pod among all pods of a Job.
@@ -41,7 +43,7 @@ pub(super) fn run(plans: &[Plan], pod: Pod, folder: &Path) -> anyhow::Result<Vec
             Plan::Training { .. } => training(plan, &meeting)?,
             Plan::Checkpoint { rank_bytes, rounds } => checkpoints(*rank_bytes, *rounds, &meeting)?,
         });
-        meeting.attend("end")?;
+        meeting.attend(END)?;
         if pod.index == 0 {
             fs::remove_dir_all(&at).with_context(|| format!("remove {}", at.display()))?;
         }
@@ -62,9 +64,13 @@ impl Meeting {
         fs::write(file(self.pod.index), "")
             .with_context(|| format!("make {}", file(self.pod.index).display()))?;
         let until = Instant::now() + MEETING_DEADLINE;
+        let there = |path: &Path| path.try_exists().with_context(|| format!("look for {}", path.display()));
         for index in 0..self.pod.of {
-            // At the end, the first pod removes the folder as soon as it has seen all.
-            while self.folder.exists() && !file(index).exists() {
+            while !there(&file(index))? {
+                // The first pod removes the folder as soon as it has seen all.
+                if name == END && !there(&self.folder)? {
+                    return Ok(());
+                }
                 if Instant::now() > until {
                     bail!("{name}: pod {index} has not come within {} s", MEETING_DEADLINE.as_secs());
                 }

@@ -5,10 +5,9 @@ mod beat;
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
-use std::io::{self, BufRead, IsTerminal, Write as _};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use forebay_api::DRIVER;
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use kube::api::{Api, DeleteParams, ListParams};
@@ -17,6 +16,7 @@ use serde::Serialize;
 use tokio::time::timeout;
 
 use self::beat::{Gap, Seen};
+use crate::confirm;
 use crate::job::{Load, MOUNTED_AT, Running, Until};
 use crate::limits::{REHEARSE_DEADLINE, REHEARSE_POLL};
 use crate::options::{Beat, BenchFormat, How, Rehearse};
@@ -77,10 +77,7 @@ impl Report {
 
 /// Rehearses, and returns the report for the terminal and whether it is good.
 pub(crate) fn run(options: &Rehearse, paint: Paint) -> anyhow::Result<(String, bool)> {
-    ensure!(
-        options.yes || io::stdin().is_terminal(),
-        "there is no terminal to ask for confirmation: use --yes"
-    );
+    ensure!(options.yes || confirm::is_possible(), "there is no terminal to ask for confirmation: use --yes");
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the runtime")?;
     let load = Load {
@@ -110,7 +107,7 @@ async fn rehearsed(options: &Rehearse, running: &Running) -> anyhow::Result<Repo
     let server = server(running, &instance).await?;
     let (name, namespace) = (server.name_any(), server.namespace().unwrap_or_default());
     if !options.yes {
-        confirm(&instance, &name)?;
+        confirm(&instance, &name).await?;
     }
     first_record(running, &writer).await?;
     tokio::time::sleep(QUIET).await;
@@ -177,16 +174,14 @@ async fn server(running: &Running, instance: &str) -> anyhow::Result<Pod> {
     Ok(server)
 }
 
-fn confirm(instance: &str, pod: &str) -> anyhow::Result<()> {
-    print!(
+/// Asks in a thread of its own, so that SIGINT ends the rehearsal meanwhile.
+async fn confirm(instance: &str, pod: &str) -> anyhow::Result<()> {
+    let question = format!(
         "All volumes of instance {instance} stand still until its server, pod {pod}, is back or replaced.\nType yes to disturb it: "
     );
-    io::stdout().flush()?;
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer)?;
-    if answer.trim() != "yes" {
-        bail!("nothing was disturbed");
-    }
+    let (sender, answer) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || sender.send(confirm::confirmed(&question)));
+    ensure!(answer.await.context("no answer")??, "nothing was disturbed");
     Ok(())
 }
 

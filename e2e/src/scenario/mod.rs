@@ -213,6 +213,16 @@ fn run_on_fabric(lab: &Lab, scenarios: &[&Scenario], table: &mut Table) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use super::{Body, Place};
+
+    #[test]
+    fn a_scenario_has_the_body_of_its_lab() {
+        for scenario in super::all() {
+            let on_fabric = matches!(scenario.run, Body::Fabric(_));
+            assert_eq!(on_fabric, scenario.place == Place::Fabric, "{}", scenario.name);
+        }
+    }
+
     #[test]
     fn names_are_unique() {
         let mut names: Vec<String> = super::all().into_iter().map(|scenario| scenario.name).collect();
