@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
@@ -51,6 +52,9 @@ enum Command {
         folder: PathBuf,
         /// The seed of the contents.
         seed: u64,
+        /// Milliseconds to wait after each file.
+        #[arg(default_value_t = 0)]
+        pause: u64,
     },
 }
 
@@ -73,6 +77,8 @@ fn main() -> Result<()> {
         Command::VerifyRepeatedly { sums } => {
             calls::writer::verify_repeatedly(&serde_json::from_str(&sums).context("the checksums")?)
         }
-        Command::RecordWrites { folder, seed } => calls::writer::record(&folder, seed),
+        Command::RecordWrites { folder, seed, pause } => {
+            calls::writer::record(&folder, seed, Duration::from_millis(pause))
+        }
     }
 }

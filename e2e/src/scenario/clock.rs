@@ -22,7 +22,7 @@ const STEP: &str = "1 hour";
 /// Steps the clock until standard input ends. The steps sum up to zero.
 const STEPPING: &str = "exec 3<&0; cat <&3 > /dev/null & input=$!; steps=0
     while kill -0 $input 2> /dev/null; do
-        date -s \"+$1\" > /dev/null; sleep 0.05; date -s \"-$1\" > /dev/null; sleep 0.05
+        date -s \"+$1\" > /dev/null; sleep 0.2; date -s \"-$1\" > /dev/null; sleep 0.2
         steps=$((steps + 2))
     done
     echo $steps steps";

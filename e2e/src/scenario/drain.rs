@@ -33,6 +33,9 @@ const SEED: u64 = 91;
 const SHARDS: u32 = 4;
 /// A single reader rarely has a request in flight that another reader's reconnect makes stale.
 const READERS: usize = 4;
+/// Milliseconds between two files of the writer. Without a pause it takes most of a slow server from the readers, and fills the
+/// volume before they are done.
+const PAUSE: &str = "200";
 
 fn count(lines: &[String], word: &str) -> usize {
     lines.iter().filter(|line| line.starts_with(word)).count()
@@ -84,7 +87,7 @@ pub(super) fn disturbed(site: &Site, given_up: usize, disturb: &dyn Fn() -> Resu
         given_up::watch(site.node(node))?;
     }
     let seed = SEED.to_string();
-    let mut writer = site.node(ONE).spawn(&[GUEST_BINARY, "record-writes", writing.path(), &seed])?;
+    let mut writer = site.node(ONE).spawn(&[GUEST_BINARY, "record-writes", writing.path(), &seed, PAUSE])?;
     let mut readers = (0..READERS)
         .map(|_| site.node(TWO).spawn(&[GUEST_BINARY, "verify-repeatedly", &sums]))
         .collect::<Result<Vec<_>>>()?;

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
@@ -22,8 +23,8 @@ fn content(seed: u64, number: u64) -> Vec<u8> {
 }
 
 /// Writes and fsyncs file after file and prints `synced <number>` or `failed <number> <call>: <reason>`, until standard input
-/// ends.
-pub fn record(folder: &Path, seed: u64) -> Result<()> {
+/// ends. Waits for `pause` after each file.
+pub fn record(folder: &Path, seed: u64, pause: Duration) -> Result<()> {
     let over = over_with_input();
     let mut out = std::io::stdout();
     for number in 0.. {
@@ -40,10 +41,11 @@ pub fn record(folder: &Path, seed: u64) -> Result<()> {
             Err(error) => {
                 writeln!(out, "failed {number} {error:#}")?;
                 // Do not spin through an outage: the numbers are finite.
-                std::thread::sleep(std::time::Duration::from_millis(100));
+                std::thread::sleep(Duration::from_millis(100));
             }
         }
         out.flush()?;
+        std::thread::sleep(pause);
     }
     Ok(())
 }
@@ -73,7 +75,7 @@ pub fn verify_repeatedly(sums: &Sums) -> Result<()> {
             Err(error) => {
                 writeln!(out, "failed {pass} {error:#}")?;
                 // Do not spin through an outage.
-                std::thread::sleep(std::time::Duration::from_millis(100));
+                std::thread::sleep(Duration::from_millis(100));
             }
         }
         out.flush()?;
