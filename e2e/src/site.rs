@@ -345,9 +345,20 @@ impl Site {
 
     /// Mounts a volume on a node with the owner and mode of each file, which the node enforces.
     pub fn mount_posix<'a>(&self, node: &'a Node, volume: &Volume) -> Result<Mounted<'a>> {
+        self.mount_posix_with(node, volume, &[])
+    }
+
+    /// Same, with these options added to the usual ones.
+    pub fn mount_posix_with<'a>(
+        &self,
+        node: &'a Node,
+        volume: &Volume,
+        options: &[(&str, &str)],
+    ) -> Result<Mounted<'a>> {
         // For an open with O_CREAT that finds or creates a file, Linux 7.2 takes owner and mode from the security descriptor.
-        let options = [("posix", ""), ("idsfromsid", ""), ("modefromsid", ""), ("symlink", "native")];
-        self.mount_with(node, volume, &format!("/mnt/{}-posix", volume.id), &options)
+        let mut all = vec![("posix", ""), ("idsfromsid", ""), ("modefromsid", ""), ("symlink", "native")];
+        all.extend(options);
+        self.mount_with(node, volume, &format!("/mnt/{}-posix", volume.id), &all)
     }
 
     fn mount_with<'a>(
@@ -380,7 +391,8 @@ impl Site {
     fn configure_samba(&self) -> Result<()> {
         let mut config = "[global]\n server role = standalone server\n map to guest = never\n disable netbios = yes\n \
                           smb ports = 445\n \
-                          idmap config * : range = 100000-199999\n load printers = no\n log level = 1\n log file = /var/log/smbd.log\n"
+                          idmap config * : range = 100000-199999\n load printers = no\n log level = 1\n log file = /var/log/smbd.log\n \
+                          smb3 unix extensions = yes\n create mask = 07777\n directory mask = 07777\n"
             .to_owned();
         for number in 1..=SAMBA_VOLUMES {
             config.push_str(&format!(

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand};
 use forebay_e2e::cache::Cache;
 use forebay_e2e::foreign::{Options, ServerKind};
-use forebay_e2e::images::{Images, clients, fsx, prune};
+use forebay_e2e::images::{Images, clients, prune, suites};
 use forebay_e2e::kubernetes::LocalApiServer;
 use forebay_e2e::kubernetes::cluster::{self, Cluster};
 use forebay_e2e::kubernetes::room::{self, Entered};
@@ -261,7 +261,9 @@ fn run(command: Command) -> Result<u8> {
             let cache = Cache::open()?;
             if smb_direct {
                 Images::prepare_with_smb_direct(&cache, refresh)?;
-                fsx::get(&cache)?;
+                for suite in suites::ALL {
+                    suite.get(&cache)?;
+                }
             } else {
                 Images::prepare(&cache, refresh)?;
             }

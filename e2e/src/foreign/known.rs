@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 /// How a test ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// As its author intended.
     Pass,
     /// It failed for this reason: assertion, crash, or timeout.
@@ -37,13 +37,13 @@ const SAYS_MIN: usize = 6;
 
 /// Tests that are expected not to pass, each with a reason.
 #[derive(Debug, Default)]
-pub(super) struct KnownFailures {
+pub(crate) struct KnownFailures {
     tests: BTreeMap<String, Entry>,
 }
 
 /// A result, compared with its expectation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// Passed, as expected.
     Passed,
     /// Failed or was skipped, as listed.
@@ -67,7 +67,7 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
 impl KnownFailures {
     /// Reads the list. A line is `fail TEST: REASON` or `skip TEST: REASON`; the indented line below it is a part of the
     /// suite's message in that case. Empty lines and `#` comments are ignored.
-    pub(super) fn parse(text: &str) -> Result<Self> {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut tests = BTreeMap::new();
         let mut lines = lines(text).peekable();
         while let Some((number, line)) = lines.next() {
@@ -97,7 +97,7 @@ impl KnownFailures {
     }
 
     /// Judges a result.
-    pub(super) fn judge(&self, test: &str, outcome: &Outcome) -> Verdict {
+    pub(crate) fn judge(&self, test: &str, outcome: &Outcome) -> Verdict {
         match (self.tests.get(test), outcome) {
             (None, Outcome::Pass) => Verdict::Passed,
             (None, _) => Verdict::Unexpected,
@@ -110,7 +110,7 @@ impl KnownFailures {
     }
 
     /// The reason why a test is on the list.
-    pub(super) fn reason(&self, test: &str) -> Option<&str> {
+    pub(crate) fn reason(&self, test: &str) -> Option<&str> {
         self.tests.get(test).map(|entry| entry.reason.as_str())
     }
 
@@ -120,7 +120,7 @@ impl KnownFailures {
     }
 
     /// Listed tests that are not among these: they were renamed or removed.
-    pub(super) fn absent<'a>(&'a self, tests: &[String]) -> Vec<&'a str> {
+    pub(crate) fn absent<'a>(&'a self, tests: &[String]) -> Vec<&'a str> {
         absent(&self.tests, tests)
     }
 }
@@ -142,7 +142,7 @@ impl Unsteady {
     }
 
     /// Reads the list. A line is `TEST: CAUSE`.
-    pub(super) fn parse(text: &str) -> Result<Self> {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut tests = BTreeMap::new();
         for (number, line) in lines(text) {
             let entry = line.split_once(": ").filter(|(_, cause)| !cause.trim().is_empty());
@@ -161,7 +161,7 @@ impl Unsteady {
     }
 
     /// Listed tests that are not among these.
-    pub(super) fn absent<'a>(&'a self, tests: &[String]) -> Vec<&'a str> {
+    pub(crate) fn absent<'a>(&'a self, tests: &[String]) -> Vec<&'a str> {
         absent(&self.tests, tests)
     }
 }

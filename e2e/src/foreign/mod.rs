@@ -7,7 +7,7 @@
 mod clients;
 mod forebay;
 mod kdc;
-mod known;
+pub(crate) mod known;
 mod lane;
 mod network;
 mod room;

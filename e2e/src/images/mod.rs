@@ -1,7 +1,6 @@
 //! Everything a guest boots from, each an entry of the cache.
 
 pub mod clients;
-pub mod fsx;
 pub mod initrd;
 pub mod kernel;
 pub mod node;
@@ -12,6 +11,7 @@ pub mod prune;
 pub mod qemu;
 pub mod root;
 pub mod smb_direct;
+pub mod suites;
 
 use std::collections::BTreeMap;
 use std::fs;

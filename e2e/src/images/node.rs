@@ -20,7 +20,7 @@ pub const PACKAGES: &[(&str, &str)] = &[("containerd", "forky")];
 /// Sandbox of every pod.
 pub const PAUSE_IMAGE: &str = "registry.k8s.io/pause:3.10.2";
 
-/// The sidecars' images by program: the tags of their releases in `e2e/tools/csi/go.mod`.
+/// The sidecars' images by program: the tags of their releases in `e2e/tools/kubernetes/go.mod`.
 pub const SIDECAR_IMAGES: &[(&str, &str)] = &[
     ("csi-provisioner", "registry.k8s.io/sig-storage/csi-provisioner:v6.3.0"),
     ("csi-resizer", "registry.k8s.io/sig-storage/csi-resizer:v2.3.0"),
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn the_sidecars_tags_are_their_modules_releases() {
-        let go_mod = include_str!("../../tools/csi/go.mod");
+        let go_mod = include_str!("../../tools/kubernetes/go.mod");
         for (program, image) in SIDECAR_IMAGES {
             let release = image.rsplit(':').next().expect("a tag");
             let project = program.replace("csi-", "github.com/kubernetes-csi/external-");

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 
-use super::{Versions, clients, fsx, initrd, kernel, node, prometheus, qemu, root, smb_direct};
+use super::{Versions, clients, initrd, kernel, node, prometheus, qemu, root, smb_direct, suites};
 use crate::cache::Cache;
 use crate::kubernetes::tools::{self, Tools};
 
@@ -41,7 +41,9 @@ fn in_use(cache: &Cache) -> Result<BTreeSet<String>> {
         initrd::get(&cache, &kernel, &root).ok();
     }
     clients::get(&cache).ok();
-    fsx::get(&cache).ok();
+    for suite in suites::ALL {
+        suite.get(&cache).ok();
+    }
     prometheus::get(&cache).ok();
     for name in tools::ALL.iter().copied().flatten() {
         Tools::prepare(&cache, &[&[name]]).ok();
@@ -112,6 +114,7 @@ mod tests {
             "initrd",
             "kernel",
             "node",
+            "pjdfstest",
             "prometheus",
             "python-clients",
             "qemu",

@@ -1,6 +1,7 @@
 //! Upstream's programs, built with Go from the modules in `e2e/tools`, each once and then cached.
 //!
-//! There are several modules because their dependencies conflict. Their `go.sum` pins every source file.
+//! One module has everything of a Kubernetes release, so that most packages are compiled once for all programs. What conflicts
+//! with it has a module of its own. Their `go.sum` pins every source file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -48,42 +49,32 @@ const KUBERNETES: Module = Module {
     go_mod: include_str!("../../tools/kubernetes/go.mod"),
     go_sum: include_str!("../../tools/kubernetes/go.sum"),
 };
-const CSI: Module = Module {
-    name: "csi",
-    go_mod: include_str!("../../tools/csi/go.mod"),
-    go_sum: include_str!("../../tools/csi/go.sum"),
-};
-const SNAPSHOT: Module = Module {
-    name: "snapshot",
-    go_mod: include_str!("../../tools/snapshot/go.mod"),
-    go_sum: include_str!("../../tools/snapshot/go.sum"),
-};
-const ETCD: Module = Module {
-    name: "etcd",
-    go_mod: include_str!("../../tools/etcd/go.mod"),
-    go_sum: include_str!("../../tools/etcd/go.sum"),
+const SANITY_MODULE: Module = Module {
+    name: "sanity",
+    go_mod: include_str!("../../tools/sanity/go.mod"),
+    go_sum: include_str!("../../tools/sanity/go.sum"),
 };
 
 /// Program, module, package.
 const TOOLS: &[(&str, &Module, &str)] = &[
-    ("etcd", &ETCD, "go.etcd.io/etcd/server/v3"),
+    ("etcd", &KUBERNETES, "go.etcd.io/etcd/server/v3"),
     ("kube-apiserver", &KUBERNETES, "k8s.io/kubernetes/cmd/kube-apiserver"),
     ("kubectl", &KUBERNETES, "k8s.io/kubernetes/cmd/kubectl"),
     ("kube-controller-manager", &KUBERNETES, "k8s.io/kubernetes/cmd/kube-controller-manager"),
     ("kube-scheduler", &KUBERNETES, "k8s.io/kubernetes/cmd/kube-scheduler"),
     ("kubelet", &KUBERNETES, "k8s.io/kubernetes/cmd/kubelet"),
     ("kube-proxy", &KUBERNETES, "k8s.io/kubernetes/cmd/kube-proxy"),
-    ("csi-provisioner", &CSI, "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"),
-    ("csi-resizer", &CSI, "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer"),
-    ("csi-snapshotter", &SNAPSHOT, "github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter"),
+    ("csi-provisioner", &KUBERNETES, "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"),
+    ("csi-resizer", &KUBERNETES, "github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer"),
+    ("csi-snapshotter", &KUBERNETES, "github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter"),
     (
         "snapshot-controller",
-        &SNAPSHOT,
+        &KUBERNETES,
         "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
     ),
-    ("csi-attacher", &CSI, "github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher"),
-    ("csi-sanity", &CSI, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity"),
-    ("helm", &CSI, "helm.sh/helm/v4/cmd/helm"),
+    ("csi-attacher", &KUBERNETES, "github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher"),
+    ("csi-sanity", &SANITY_MODULE, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity"),
+    ("helm", &KUBERNETES, "helm.sh/helm/v4/cmd/helm"),
 ];
 
 /// Next to the snapshot controller, in one file.

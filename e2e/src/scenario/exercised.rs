@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use super::{MIB, ONE, Scenario, TWO, scenario};
 use crate::cache::Cache;
-use crate::images;
+use crate::images::suites::FSX;
 use crate::lab::Node;
 use crate::site::{Mounted, Site};
 
@@ -47,8 +47,7 @@ fn on_two_nodes(site: &Site, options: &[(&str, &str)], operations: u32) -> Resul
 
 /// Runs random reads, writes, truncations, mappings and similar operations on the file at `path`, and verifies each.
 pub(super) fn exercise(node: &Node, path: &str, operations: u32, seed: u32, within: Duration) -> Result<()> {
-    let program = images::fsx::get(&Cache::open()?)?;
-    node.put("/tmp/fsx", &std::fs::read(program.file("bin/fsx"))?, 0o700)?;
+    node.put("/tmp/fsx", &FSX.get(&Cache::open()?)?, 0o700)?;
     node.run_within(
         &format!(
             "/tmp/fsx -q -N {operations} -S {seed} -P /tmp {path} > /tmp/fsx.out 2>&1 \

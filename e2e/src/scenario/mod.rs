@@ -23,6 +23,7 @@ mod smb_direct;
 mod smb_direct_faults;
 mod snapshots;
 mod space;
+mod system_calls;
 mod target;
 mod watching;
 
@@ -116,6 +117,7 @@ pub fn all() -> Vec<Scenario> {
         everyday::scenarios(),
         exercised::scenarios(),
         owners::scenarios(),
+        system_calls::scenarios(),
         locks::scenarios(),
         watching::scenarios(),
         space::scenarios(),
