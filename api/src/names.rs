@@ -16,6 +16,9 @@ pub const MANAGED_BY_OPERATOR: &str = "forebay-operator";
 pub const MANAGED_BY_DRIVER: &str = "forebay-csi";
 /// Annotation on an instance's StatefulSet: the node its state lies on.
 pub const ANNOTATION_NODE: &str = "storage.forebay.io/node";
+/// Annotation on a StorageClass made for a StorageCluster: the class's name. It distinguishes the class from a copy that a user
+/// has made of it.
+pub const ANNOTATION_CLASS: &str = "storage.forebay.io/class";
 /// Keeps a StorageCluster until its instances are gone and its volumes are seen to.
 pub const FINALIZER_CLUSTER: &str = "storage.forebay.io/cluster";
 

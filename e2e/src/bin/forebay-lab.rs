@@ -11,6 +11,7 @@ use forebay_e2e::foreign::{Options, ServerKind};
 use forebay_e2e::images::{Images, clients, prune, suites};
 use forebay_e2e::kubernetes::LocalApiServer;
 use forebay_e2e::kubernetes::cluster::{self, Cluster};
+use forebay_e2e::kubernetes::external_storage;
 use forebay_e2e::kubernetes::room::{self, Entered};
 use forebay_e2e::kubernetes::stage::Stage;
 use forebay_e2e::kubernetes::tools::{self, Tools};
@@ -215,6 +216,14 @@ enum KubernetesCommand {
         /// List their names and exit.
         #[arg(long)]
         list: bool,
+    },
+    /// Run Kubernetes' own tests for drivers of volumes (External.Storage). Takes hours. Fails if a test fails that is not on
+    /// the list.
+    ExternalStorage {
+        #[command(flatten)]
+        choice: external_storage::Choice,
+        #[command(flatten)]
+        on: On,
     },
 }
 
@@ -427,6 +436,15 @@ fn kubernetes(command: KubernetesCommand) -> Result<u8> {
                 Place::Ended(code) => return Ok(code),
             };
             return Ok(u8::from(!kubernetes_scenario::run(&stage, &filters, &mut table)?));
+        }
+        KubernetesCommand::ExternalStorage { choice, mut on } => {
+            on.images.extend(external_storage::prepare()?);
+            let mut table = Table::default();
+            let stage = match on.stage(false, &mut table)? {
+                Place::Here(stage) => stage,
+                Place::Ended(code) => return Ok(code),
+            };
+            return Ok(u8::from(!external_storage::run(&stage, &choice, &mut table)?));
         }
     }
     Ok(0)

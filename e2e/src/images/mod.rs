@@ -1,6 +1,7 @@
 //! Everything a guest boots from, each an entry of the cache.
 
 pub mod clients;
+pub mod conformance;
 pub mod initrd;
 pub mod kernel;
 pub mod node;

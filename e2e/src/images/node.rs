@@ -39,7 +39,7 @@ pub fn get(cache: &Cache, versions: &Versions, tools: &Tools) -> Result<Artefact
         .with("tools", tools.keys())
         .with("images", images + PAUSE_IMAGE)
         .with("pause", crate::cache::hex(&oci::pause()))
-        .with("layout", "1");
+        .with("layout", "2");
     cache.get("node", &recipe, |into| {
         step("making the Kubernetes nodes' disk (containerd, kubelet, sidecar images)", || {
             make(cache, &pinned, tools, into)
@@ -59,10 +59,10 @@ fn make(cache: &Cache, pinned: &[String], tools: &Tools, into: &Path) -> Result<
     for name in tools::NODE {
         fs::copy(tools.path(name), bin.join(name))?;
     }
-    oci::write(&images.join("pause.tar"), PAUSE_IMAGE, "pause", &oci::pause())?;
+    oci::write_program(&images.join("pause.tar"), PAUSE_IMAGE, "pause", &oci::pause())?;
     for (program, image) in SIDECAR_IMAGES {
         let archive = images.join(format!("{program}.tar"));
-        oci::write(&archive, image, program, &fs::read(tools.path(program))?)?;
+        oci::write_program(&archive, image, program, &fs::read(tools.path(program))?)?;
     }
     host::run(Command::new("mkfs.erofs").arg("-zlz4").arg(into.join("node.erofs")).arg(&tree))?;
     fs::remove_dir_all(&debs)?;
@@ -77,7 +77,8 @@ mod tests {
     #[test]
     fn the_sidecars_tags_are_their_modules_releases() {
         let go_mod = include_str!("../../tools/kubernetes/go.mod");
-        for (program, image) in SIDECAR_IMAGES {
+        for (program, image) in SIDECAR_IMAGES.iter().chain([&crate::images::conformance::SNAPSHOTTER_IMAGE])
+        {
             let release = image.rsplit(':').next().expect("a tag");
             let project = program.replace("csi-", "github.com/kubernetes-csi/external-");
             let pinned = go_mod.lines().any(|line| {

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 
-use super::{Versions, clients, initrd, kernel, node, prometheus, qemu, root, smb_direct, suites};
+use super::{
+    Versions, clients, conformance, initrd, kernel, node, prometheus, qemu, root, smb_direct, suites,
+};
 use crate::cache::Cache;
 use crate::kubernetes::tools::{self, Tools};
 
@@ -47,6 +49,9 @@ fn in_use(cache: &Cache) -> Result<BTreeSet<String>> {
     prometheus::get(&cache).ok();
     for name in tools::ALL.iter().copied().flatten() {
         Tools::prepare(&cache, &[&[name]]).ok();
+    }
+    if let Ok(tools) = Tools::prepare(&cache, conformance::TOOLS) {
+        conformance::get(&cache, &tools).ok();
     }
     if let (Ok(tools), Some(versions)) = (Tools::prepare(&cache, node::TOOLS), versions) {
         node::get(&cache, &versions, &tools).ok();
@@ -110,6 +115,7 @@ mod tests {
         let used = in_use(&cache).expect("names");
         let kinds: BTreeSet<&str> = used.iter().map(|name| kind(name)).filter(|kind| *kind != "go").collect();
         let expected = [
+            "conformance",
             "fsx",
             "initrd",
             "kernel",

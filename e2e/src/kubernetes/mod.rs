@@ -5,6 +5,7 @@
 
 pub mod cluster;
 pub mod control_plane;
+pub mod external_storage;
 pub mod kubectl;
 pub mod node;
 pub mod oci;

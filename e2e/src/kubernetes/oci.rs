@@ -1,53 +1,98 @@
-//! Images of one static program as OCI archives, which replace a registry.
+//! Images as OCI archives, which replace a registry.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::cache::hex;
 
-/// Writes an archive with an image of this name (`registry/name:tag`), with `/program` as its only content and entry point.
-pub fn write(archive: &Path, image: &str, program: &str, content: &[u8]) -> Result<()> {
-    let mut layer = Tar::default();
-    layer.add(program, 0o755, content);
-    let layer = layer.finish();
-    let layer_digest = digest(&layer);
-    let config = serde_json::to_vec(&json!({
-        "architecture": "amd64",
-        "os": "linux",
-        "config": {"Entrypoint": [format!("/{program}")]},
-        "rootfs": {"type": "layers", "diff_ids": [&layer_digest]},
-    }))?;
-    let manifest = serde_json::to_vec(&json!({
-        "schemaVersion": 2,
-        "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": {
-            "mediaType": "application/vnd.oci.image.config.v1+json",
-            "digest": digest(&config),
-            "size": config.len(),
-        },
-        "layers": [{
-            "mediaType": "application/vnd.oci.image.layer.v1.tar",
-            "digest": layer_digest,
-            "size": layer.len(),
-        }],
-    }))?;
-    let tag = image.rsplit_once(':').context("an image's name ends with a tag")?.1;
-    let index = serde_json::to_vec(&json!({
-        "schemaVersion": 2,
-        "manifests": [{
+/// An image of a layer.
+#[derive(Debug, Clone, Copy)]
+pub struct Image<'a> {
+    /// `registry/name:tag`.
+    pub name: &'a str,
+    /// The program that every container of it runs.
+    pub entry_point: &'a [&'a str],
+    /// Its arguments, or the program if there is no entry point, unless a container names others.
+    pub command: &'a [&'a str],
+}
+
+/// The only layer of an image.
+#[derive(Default)]
+pub struct Layer(Tar);
+
+impl Layer {
+    /// Adds a file.
+    #[must_use]
+    pub fn file(mut self, path: &str, mode: u32, content: &[u8]) -> Self {
+        self.0.add(path, mode, content);
+        self
+    }
+
+    /// Adds an empty directory.
+    #[must_use]
+    pub fn directory(mut self, path: &str, mode: u32) -> Self {
+        self.0.append(path, mode, b'5', "", &[]);
+        self
+    }
+
+    /// Adds a symbolic link.
+    #[must_use]
+    pub fn link(mut self, path: &str, target: &str) -> Self {
+        self.0.append(path, 0o777, b'2', target, &[]);
+        self
+    }
+}
+
+/// Writes an archive with an image of this name, with `/program` as its only content and entry point.
+pub fn write_program(archive: &Path, image: &str, program: &str, content: &[u8]) -> Result<()> {
+    let path = format!("/{program}");
+    let image = Image { name: image, entry_point: &[&path], command: &[] };
+    write(archive, &[image], Layer::default().file(program, 0o755, content))
+}
+
+/// Writes an archive with these images, all of them with this layer.
+pub fn write(archive: &Path, images: &[Image<'_>], layer: Layer) -> Result<()> {
+    let layer = layer.0.finish();
+    let mut manifests: Vec<Value> = Vec::new();
+    let mut blobs = Vec::new();
+    for image in images {
+        let config = serde_json::to_vec(&json!({
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {"Entrypoint": image.entry_point, "Cmd": image.command, "Env": ["PATH=/usr/bin:/bin"]},
+            "rootfs": {"type": "layers", "diff_ids": [digest(&layer)]},
+        }))?;
+        let manifest = serde_json::to_vec(&json!({
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": {
+                "mediaType": "application/vnd.oci.image.config.v1+json",
+                "digest": digest(&config),
+                "size": config.len(),
+            },
+            "layers": [{
+                "mediaType": "application/vnd.oci.image.layer.v1.tar",
+                "digest": digest(&layer),
+                "size": layer.len(),
+            }],
+        }))?;
+        let tag = image.name.rsplit_once(':').context("an image's name ends with a tag")?.1;
+        manifests.push(json!({
             "mediaType": "application/vnd.oci.image.manifest.v1+json",
             "digest": digest(&manifest),
             "size": manifest.len(),
-            "annotations": {"io.containerd.image.name": image, "org.opencontainers.image.ref.name": tag},
-        }],
-    }))?;
+            "annotations": {"io.containerd.image.name": image.name, "org.opencontainers.image.ref.name": tag},
+        }));
+        blobs.extend([manifest, config]);
+    }
+    let index = serde_json::to_vec(&json!({"schemaVersion": 2, "manifests": manifests}))?;
     let mut out = Tar::default();
     out.add("oci-layout", 0o644, br#"{"imageLayoutVersion":"1.0.0"}"#);
     out.add("index.json", 0o644, &index);
-    for blob in [&manifest, &config, &layer] {
+    for blob in blobs.iter().chain([&layer]) {
         out.add(&format!("blobs/sha256/{}", hex(&Sha256::digest(blob))), 0o644, blob);
     }
     std::fs::write(archive, out.finish()).with_context(|| format!("write {}", archive.display()))
@@ -94,9 +139,13 @@ pub(super) struct Tar(Vec<u8>);
 
 impl Tar {
     pub(super) fn add(&mut self, name: &str, mode: u32, content: &[u8]) {
+        self.append(name, mode, b'0', "", content);
+    }
+
+    fn append(&mut self, name: &str, mode: u32, kind: u8, target: &str, content: &[u8]) {
         let mut header = [0u8; 512];
         let mut put = |at: usize, text: &[u8]| header[at..at + text.len()].copy_from_slice(text);
-        assert!(name.len() < 100, "names here are short");
+        assert!(name.len() < 100 && target.len() < 100, "names here are short");
         put(0, name.as_bytes());
         put(
             100,
@@ -104,7 +153,8 @@ impl Tar {
         );
         // The checksum is computed with its own field filled with blanks.
         put(148, b"        ");
-        put(156, b"0");
+        put(156, &[kind]);
+        put(157, target.as_bytes());
         put(257, b"ustar\x0000");
         let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
         header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
@@ -129,7 +179,7 @@ mod tests {
     fn the_archive_is_one_that_tar_reads() {
         let folder = tempfile::tempdir().expect("a folder");
         let archive = folder.path().join("a.tar");
-        write(&archive, "registry.example/a/b:1", "b", &[7; 1000]).expect("it is written");
+        write_program(&archive, "registry.example/a/b:1", "b", &[7; 1000]).expect("it is written");
         let output = Command::new("tar")
             .arg("-C")
             .arg(folder.path())
@@ -139,15 +189,14 @@ mod tests {
             .expect("tar runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let read = |name: &str| std::fs::read(folder.path().join(name)).expect("it is in the archive");
-        let index: serde_json::Value = serde_json::from_slice(&read("index.json")).expect("JSON");
-        let at = |digest: &serde_json::Value| {
+        let index: Value = serde_json::from_slice(&read("index.json")).expect("JSON");
+        let at = |digest: &Value| {
             let digest = digest.as_str().expect("a digest").to_owned();
             let blob = read(&format!("blobs/{}", digest.replace(':', "/")));
             assert_eq!(super::digest(&blob), digest);
             blob
         };
-        let manifest: serde_json::Value =
-            serde_json::from_slice(&at(&index["manifests"][0]["digest"])).expect("JSON");
+        let manifest: Value = serde_json::from_slice(&at(&index["manifests"][0]["digest"])).expect("JSON");
         let layer = at(&manifest["layers"][0]["digest"]);
         std::fs::write(&archive, layer).expect("written");
         let output =

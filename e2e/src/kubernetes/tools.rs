@@ -35,8 +35,10 @@ pub const ATTACHER: &[&str] = &["csi-attacher"];
 pub const CLIENT: &[&str] = &["helm"];
 /// The conformance suite for CSI drivers.
 pub const SANITY: &[&str] = &["csi-sanity"];
+/// Kubernetes' own tests, and the program in their pods.
+pub const E2E: &[&str] = &["e2e.test", "agnhost"];
 /// Everything.
-pub const ALL: &[&[&str]] = &[API, CONTROL, NODE, SIDECARS, SNAPSHOTS, ATTACHER, CLIENT, SANITY];
+pub const ALL: &[&[&str]] = &[API, CONTROL, NODE, SIDECARS, SNAPSHOTS, ATTACHER, CLIENT, SANITY, E2E];
 
 struct Module {
     name: &'static str,
@@ -73,9 +75,14 @@ const TOOLS: &[(&str, &Module, &str)] = &[
         "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
     ),
     ("csi-attacher", &KUBERNETES, "github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher"),
+    ("e2e.test", &KUBERNETES, "k8s.io/kubernetes/test/e2e"),
+    ("agnhost", &KUBERNETES, "k8s.io/kubernetes/test/images/agnhost"),
     ("csi-sanity", &SANITY_MODULE, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity"),
     ("helm", &KUBERNETES, "helm.sh/helm/v4/cmd/helm"),
 ];
+
+/// Programs with such a name are made of a package's tests.
+const TESTS: &str = ".test";
 
 /// Next to the snapshot controller, in one file.
 pub const SNAPSHOT_DEFINITIONS: &str = "definitions.yaml";
@@ -182,7 +189,12 @@ impl Go {
                 fs::write(work.path().join("go.mod"), module.go_mod)?;
                 fs::write(work.path().join("go.sum"), module.go_sum)?;
                 let mut build = self.command(work.path());
-                build.arg("build").args(&flags).arg("-o").arg(into.join(name)).arg(package);
+                // The program of a package's tests is not a tool of the module.
+                match name.strip_suffix(TESTS) {
+                    Some(_) => build.args(["test", "-c"]),
+                    None => build.arg("build"),
+                };
+                build.args(&flags).arg("-o").arg(into.join(name)).arg(package);
                 host::run(&mut build).with_context(|| format!("build {package}"))?;
                 if name == "snapshot-controller" {
                     self.write_definitions(work.path(), &into.join(SNAPSHOT_DEFINITIONS))?;
@@ -266,7 +278,7 @@ pub fn check_pins() -> Result<()> {
     if !KUBERNETES.go_mod.contains(&format!("k8s.io/kubernetes {KUBERNETES_VERSION}")) {
         bail!("e2e/tools/kubernetes/go.mod does not require k8s.io/kubernetes {KUBERNETES_VERSION}");
     }
-    for (name, module, package) in TOOLS {
+    for (name, module, package) in TOOLS.iter().filter(|(name, ..)| !name.ends_with(TESTS)) {
         if !module.go_mod.lines().any(|line| line.trim_start_matches("tool ").trim() == *package) {
             bail!("e2e/tools/{}/go.mod has no tool line for {name} ({package})", module.name);
         }

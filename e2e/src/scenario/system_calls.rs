@@ -29,7 +29,7 @@ utimensat = {}
 naptime = 0.1
 allow_remount = false
 [dummy_auth]
-entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
+entries = [["daemon", "daemon"], ["bin", "bin"]]
 "#;
 
 fn compared(site: &Site) -> Result<String> {

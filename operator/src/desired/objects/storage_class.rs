@@ -4,18 +4,26 @@ use forebay_api::cluster::{
     QuotaKind, ReclaimPolicy, StorageClassTemplate, StorageClusterSpec, Transport, VolumeProtection,
 };
 use forebay_api::{DRIVER, names};
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
 use super::labels;
 use crate::desired::{Desired, Target, View};
 
-/// Whether a StorageClass was made for this cluster.
+/// Whether a StorageClass was made for this cluster. A copy that a user has made of such a class has its labels, but another
+/// name.
 #[must_use]
-pub fn is_ours(view: &View<'_>, class: &k8s_openapi::api::storage::v1::StorageClass) -> bool {
+pub fn is_ours(view: &View<'_>, class: &StorageClass) -> bool {
     let labels = class.labels();
+    let is_copy = match class.annotations().get(names::ANNOTATION_CLASS) {
+        Some(name) => *name != class.name_any(),
+        // Earlier versions did not set it. A class that the cluster wants gets it.
+        None => !view.cluster.spec.storage_classes.iter().any(|template| template.name == class.name_any()),
+    };
     let is = |key: &str, value: &str| labels.get(key).is_some_and(|v| v == value);
-    is(names::LABEL_MANAGED_BY, names::MANAGED_BY_OPERATOR)
+    !is_copy
+        && is(names::LABEL_MANAGED_BY, names::MANAGED_BY_OPERATOR)
         && is(names::LABEL_CLUSTER, &view.name)
         && is(names::LABEL_CLUSTER_NAMESPACE, &view.settings.namespace)
 }
@@ -90,7 +98,10 @@ fn storage_class_object(view: &View<'_>, template: &StorageClassTemplate) -> Val
         "metadata": {
             "name": template.name,
             "labels": labels,
-            "annotations": { "storageclass.kubernetes.io/is-default-class": template.default.to_string() },
+            "annotations": {
+                "storageclass.kubernetes.io/is-default-class": template.default.to_string(),
+                (names::ANNOTATION_CLASS): template.name,
+            },
         },
         "provisioner": DRIVER,
         "reclaimPolicy": match template.reclaim_policy {
