@@ -98,6 +98,15 @@ impl Error {
         )
     }
 
+    /// Whether the server that has the volume does not answer, or is not ready.
+    pub(crate) fn server_is_silent(&self) -> bool {
+        match self {
+            Self::Admin { .. } => matches!(self.code(), Code::Unavailable | Code::DeadlineExceeded),
+            Self::Placement { refusal, .. } => matches!(refusal, Refusal::NotReady { .. }),
+            _ => false,
+        }
+    }
+
     fn code(&self) -> Code {
         match self {
             Self::Missing(_)

@@ -7,7 +7,9 @@ mod volumes;
 
 use forebay_proto::csi::controller_client::ControllerClient;
 use forebay_proto::csi::identity_client::IdentityClient;
-use forebay_proto::csi::{DeleteVolumeRequest, ProbeRequest};
+use forebay_proto::csi::{
+    ControllerGetVolumeHealthRequest, DeleteVolumeRequest, ProbeRequest, VolumeHealthErrorType,
+};
 use peer::Peer;
 use process::{Process, connect, eventually, start_driver};
 use tempfile::TempDir;
@@ -72,6 +74,30 @@ async fn a_call_under_way_ends_before_the_driver_does() {
     assert_eq!(code(first.await.unwrap()), Code::Ok);
     let (status, log) = ending.await.unwrap();
     assert!(status.success(), "{log}");
+}
+
+#[tokio::test]
+async fn a_volume_is_inaccessible_while_its_server_does_not_answer() {
+    let (_dir, peer, _driver, mut world) = start().await;
+    world.create(create("pvc-1", MIB)).await.unwrap();
+    let mut health = async |volume_id: &str| {
+        let request = ControllerGetVolumeHealthRequest { volume_id: volume_id.into(), ..Default::default() };
+        world.controller.controller_get_volume_health(request).await.map(|found| {
+            let health = found.into_inner().volume_health.unwrap();
+            assert_eq!(health.volume_id, volume_id);
+            health.health_statuses
+        })
+    };
+    assert_eq!(health("").await.unwrap_err().code(), Code::InvalidArgument);
+    assert_eq!(health("pvc-2").await.unwrap_err().code(), Code::NotFound);
+    assert_eq!(health("pvc-1").await.unwrap(), []);
+    peer.end();
+    let found = health("pvc-1").await.unwrap();
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert_eq!(
+        (found[0].status(), found[0].reason.as_str()),
+        (VolumeHealthErrorType::Inaccessible, "ServerNotReady")
+    );
 }
 
 #[tokio::test]

@@ -10,16 +10,18 @@ use forebay_api::names;
 use forebay_proto::admin::Volume;
 use forebay_proto::csi::controller_server::Controller;
 use forebay_proto::csi::controller_service_capability::{self as capability, rpc};
+use forebay_proto::csi::volume_health::VolumeHealthEntry;
 use forebay_proto::csi::{
     ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,
-    ControllerGetCapabilitiesResponse, ControllerGetVolumeRequest, ControllerGetVolumeResponse,
-    ControllerModifyVolumeRequest, ControllerModifyVolumeResponse, ControllerPublishVolumeRequest,
-    ControllerPublishVolumeResponse, ControllerServiceCapability, ControllerUnpublishVolumeRequest,
-    ControllerUnpublishVolumeResponse, CreateSnapshotRequest, CreateSnapshotResponse, CreateVolumeRequest,
-    CreateVolumeResponse, DeleteSnapshotRequest, DeleteSnapshotResponse, DeleteVolumeRequest,
-    DeleteVolumeResponse, GetCapacityRequest, GetCapacityResponse, GetSnapshotRequest, GetSnapshotResponse,
-    ListSnapshotsRequest, ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse,
-    ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, controller_get_volume_response,
+    ControllerGetCapabilitiesResponse, ControllerGetVolumeHealthRequest, ControllerGetVolumeHealthResponse,
+    ControllerGetVolumeRequest, ControllerGetVolumeResponse, ControllerModifyVolumeRequest,
+    ControllerModifyVolumeResponse, ControllerPublishVolumeRequest, ControllerPublishVolumeResponse,
+    ControllerServiceCapability, ControllerUnpublishVolumeRequest, ControllerUnpublishVolumeResponse,
+    CreateSnapshotRequest, CreateSnapshotResponse, CreateVolumeRequest, CreateVolumeResponse,
+    DeleteSnapshotRequest, DeleteSnapshotResponse, DeleteVolumeRequest, DeleteVolumeResponse,
+    GetCapacityRequest, GetCapacityResponse, GetSnapshotRequest, GetSnapshotResponse, ListSnapshotsRequest,
+    ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse, ValidateVolumeCapabilitiesRequest,
+    ValidateVolumeCapabilitiesResponse, VolumeHealth, VolumeHealthErrorType, controller_get_volume_response,
     validate_volume_capabilities_response,
 };
 use tonic::{Request, Response, Status};
@@ -265,6 +267,32 @@ impl ControllerService {
             status: Some(controller_get_volume_response::VolumeStatus::default()),
         })
     }
+
+    /// CSI ControllerGetVolumeHealth: a volume that its instance does not serve is inaccessible from all nodes.
+    async fn health(
+        &self,
+        request: ControllerGetVolumeHealthRequest,
+    ) -> Result<ControllerGetVolumeHealthResponse, Error> {
+        if request.volume_id.is_empty() {
+            return Err(Error::Missing("volume_id"));
+        }
+        let handle = self.servers.handle(&request.volume_id)?;
+        let found = match self.servers.home_of(&handle).await {
+            Ok(home) => existing(&home, handle.share()).await.map(drop),
+            Err(error) => Err(error),
+        };
+        let health_statuses = match found {
+            Ok(()) => Vec::new(),
+            Err(error) if error.server_is_silent() => vec![VolumeHealthEntry {
+                status: VolumeHealthErrorType::Inaccessible.into(),
+                reason: "ServerNotReady".to_owned(),
+                message: error.to_string(),
+            }],
+            Err(error) => return Err(error),
+        };
+        let health = VolumeHealth { volume_id: request.volume_id, health_statuses };
+        Ok(ControllerGetVolumeHealthResponse { volume_health: Some(health) })
+    }
 }
 
 async fn existing(home: &Home, share: &VolumeId) -> Result<Volume, Error> {
@@ -340,6 +368,15 @@ impl Controller for ControllerService {
         observe("ControllerGetVolume", &volume_id, self.get(request)).await
     }
 
+    async fn controller_get_volume_health(
+        &self,
+        request: Request<ControllerGetVolumeHealthRequest>,
+    ) -> Result<Response<ControllerGetVolumeHealthResponse>, Status> {
+        let request = request.into_inner();
+        let volume_id = request.volume_id.clone();
+        observe("ControllerGetVolumeHealth", &volume_id, self.health(request)).await
+    }
+
     async fn controller_get_capabilities(
         &self,
         _: Request<ControllerGetCapabilitiesRequest>,
@@ -349,6 +386,7 @@ impl Controller for ControllerService {
             rpc::Type::ExpandVolume,
             rpc::Type::ListVolumes,
             rpc::Type::GetVolume,
+            rpc::Type::GetVolumeHealth,
             rpc::Type::GetCapacity,
             rpc::Type::SingleNodeMultiWriter,
             rpc::Type::ModifyVolume,

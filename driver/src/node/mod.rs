@@ -21,9 +21,10 @@ use forebay_proto::csi::node_server::Node;
 use forebay_proto::csi::node_service_capability::{self as capability, rpc};
 use forebay_proto::csi::{
     NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
-    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest,
-    NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability,
-    NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
+    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeHealthRequest,
+    NodeGetVolumeHealthResponse, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
+    NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability, NodeStageVolumeRequest,
+    NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
     NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
 };
 use tokio::sync::Mutex;
@@ -180,6 +181,15 @@ impl Node for NodeService {
         observe("NodeGetVolumeStats", &volume_id, self.stats(request)).await
     }
 
+    async fn node_get_volume_health(
+        &self,
+        request: Request<NodeGetVolumeHealthRequest>,
+    ) -> Result<Response<NodeGetVolumeHealthResponse>, Status> {
+        let request = request.into_inner();
+        let volume_id = request.volume_id.clone();
+        observe("NodeGetVolumeHealth", &volume_id, self.health(request)).await
+    }
+
     async fn node_expand_volume(
         &self,
         _: Request<NodeExpandVolumeRequest>,
@@ -196,6 +206,7 @@ impl Node for NodeService {
             rpc::Type::StageUnstageVolume,
             rpc::Type::GetVolumeStats,
             rpc::Type::VolumeCondition,
+            rpc::Type::GetVolumeHealth,
             rpc::Type::SingleNodeMultiWriter,
             rpc::Type::VolumeMountGroup,
         ];

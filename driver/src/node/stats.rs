@@ -1,12 +1,17 @@
-//! NodeGetVolumeStats: reports the usage of a volume, and whether it responds.
+//! NodeGetVolumeStats and NodeGetVolumeHealth: report the usage of a volume, and whether it responds.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
+use forebay_proto::csi::volume_health::VolumeHealthEntry;
 use forebay_proto::csi::volume_usage::Unit;
 use forebay_proto::csi::{
-    NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, VolumeCondition, VolumeUsage,
+    NodeGetVolumeHealthRequest, NodeGetVolumeHealthResponse, NodeGetVolumeStatsRequest,
+    NodeGetVolumeStatsResponse, VolumeCondition, VolumeHealth, VolumeHealthErrorType, VolumeUsage,
 };
 use rustix::fs::StatVfs;
+use rustix::io::Errno;
 
 use super::measure::Answer;
 use super::{NodeService, check_path, check_volume_id, io_error, mounts};
@@ -29,23 +34,75 @@ impl NodeService {
         }
         let path = check_path("volume_path", &request.volume_path)
             .map_err(|_| Error::NotMounted(request.volume_path.clone()))?;
-        let handle = Handle::parse(&request.volume_id);
+        let (answer, over) = self.ask(&request.volume_id, &path).await?;
         let reported = self.reported.of(&request.volume_id);
-        let deadline = self.deadlines.stats;
-        let mounted = path.clone();
-        let (mount_id, over) = run_until("look", deadline, move || look(handle.as_ref(), &mounted)).await??;
-        match self.measuring.measure(&path, mount_id, deadline).await? {
-            Answer::Measured(Ok(stat)) => Ok(NodeGetVolumeStatsResponse {
-                usage: usage(&stat),
-                volume_condition: Some(VolumeCondition {
-                    abnormal: false,
-                    message: healthy(over, reported.and_then(|choice| choice.why).as_deref()),
-                }),
-            }),
-            Answer::Measured(Err(errno)) => Ok(abnormal(&format!("statfs: {}", std::io::Error::from(errno)))),
-            Answer::Silent => {
-                Ok(abnormal(&format!("the volume has not answered for {} s", deadline.as_secs())))
+        let (usage, condition) = match answer {
+            Ok(stat) => {
+                let message = healthy(over, reported.and_then(|choice| choice.why).as_deref());
+                (usage(&stat), VolumeCondition { abnormal: false, message })
             }
+            Err(fault) => (Vec::new(), VolumeCondition { abnormal: true, message: fault.to_string() }),
+        };
+        Ok(NodeGetVolumeStatsResponse { usage, volume_condition: Some(condition) })
+    }
+
+    /// CSI NodeGetVolumeHealth. Without a path nothing is known about the volume's mount.
+    pub(super) async fn health(
+        &self,
+        request: NodeGetVolumeHealthRequest,
+    ) -> Result<NodeGetVolumeHealthResponse, Error> {
+        check_volume_id(&request.volume_id)?;
+        let (field, path) = match (request.volume_publish_path, request.staging_target_path) {
+            (published, _) if !published.is_empty() => ("volume_publish_path", published),
+            (_, staged) => ("staging_target_path", staged),
+        };
+        let mut health_statuses = Vec::new();
+        if !path.is_empty()
+            && let (Err(fault), _) = self.ask(&request.volume_id, &check_path(field, &path)?).await?
+        {
+            health_statuses.push(VolumeHealthEntry {
+                status: VolumeHealthErrorType::Inaccessible.into(),
+                reason: fault.reason().to_owned(),
+                message: fault.to_string(),
+            });
+        }
+        let health = VolumeHealth { volume_id: request.volume_id, health_statuses };
+        Ok(NodeGetVolumeHealthResponse { volume_health: Some(health) })
+    }
+
+    /// Asks the volume mounted at `path` for its usage, and reads the mount's transport.
+    async fn ask(
+        &self,
+        volume_id: &str,
+        path: &Path,
+    ) -> Result<(Result<Arc<StatVfs>, Fault>, Option<Shown>), Error> {
+        let handle = Handle::parse(volume_id);
+        let deadline = self.deadlines.stats;
+        let mounted = path.to_owned();
+        let (mount_id, over) = run_until("look", deadline, move || look(handle.as_ref(), &mounted)).await??;
+        let answer = match self.measuring.measure(path, mount_id, deadline).await? {
+            Answer::Measured(measured) => measured.map_err(Fault::Refuses),
+            Answer::Silent => Err(Fault::Silent(deadline)),
+        };
+        Ok((answer, over))
+    }
+}
+
+/// Why a mounted volume cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error("statfs: {}", std::io::Error::from(*.0))]
+    Refuses(Errno),
+    #[error("the volume has not answered for {} s", .0.as_secs())]
+    Silent(Duration),
+}
+
+impl Fault {
+    /// For machines.
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Refuses(_) => "StatfsFails",
+            Self::Silent(_) => "NoAnswer",
         }
     }
 }
@@ -65,11 +122,6 @@ fn healthy(over: Option<Shown>, why: Option<&str>) -> String {
         (Some(Shown::Tcp), None) => "the volume answers; it is mounted over TCP".to_owned(),
         (Some(Shown::Tcp), Some(why)) => format!("the volume answers; it is mounted over TCP: {why}"),
     }
-}
-
-fn abnormal(message: &str) -> NodeGetVolumeStatsResponse {
-    let condition = VolumeCondition { abnormal: true, message: message.to_owned() };
-    NodeGetVolumeStatsResponse { usage: Vec::new(), volume_condition: Some(condition) }
 }
 
 /// The mount ID and the transport of the volume at `path`. Reads only the mount table, not the volume.

@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use forebay_proto::csi::volume_capability::access_mode::Mode;
 use forebay_proto::csi::volume_usage::Unit;
+use forebay_proto::csi::{NodeGetVolumeHealthRequest, VolumeHealthErrorType};
 use forebay_testing::{Need, skip};
 use rustix::mount::MountAttrFlags;
 use tempfile::TempDir;
@@ -112,6 +113,22 @@ impl Scene {
             ..Default::default()
         };
         self.node.stats(request).await.map_err(|e| Status::from(e).code())
+    }
+
+    /// The reasons why the volume at this path is inaccessible.
+    async fn health(&self, name: &str) -> Result<Vec<String>, Code> {
+        let request = NodeGetVolumeHealthRequest {
+            volume_id: "v".into(),
+            volume_publish_path: self.text(name),
+            ..Default::default()
+        };
+        let found = self.node.health(request).await.map_err(|e| Status::from(e).code())?;
+        let health = found.volume_health.expect("required");
+        assert_eq!(health.volume_id, "v");
+        assert!(
+            health.health_statuses.iter().all(|found| found.status() == VolumeHealthErrorType::Inaccessible)
+        );
+        Ok(health.health_statuses.into_iter().map(|found| found.reason).collect())
     }
 
     fn is_mounted(&self, name: &str) -> bool {
@@ -266,6 +283,7 @@ async fn stats_are_those_of_the_volume() {
     let scene = Scene::new();
     assert_eq!(scene.stats("staging").await, Err(Code::NotFound), "nothing is mounted");
     assert_eq!(scene.stats("nowhere/at/all").await, Err(Code::NotFound));
+    assert_eq!(scene.health("staging").await, Err(Code::NotFound));
     if !may_mount() {
         return;
     }
@@ -277,6 +295,20 @@ async fn stats_are_those_of_the_volume() {
     assert_eq!((bytes.total, bytes.used, bytes.available), (4 << 20, 1 << 20, 3 << 20));
     let inodes = stats.usage.iter().find(|u| u.unit() == Unit::Inodes).expect("known");
     assert_eq!((inodes.used, inodes.total), (2, inodes.available + 2));
+    assert_eq!(scene.health("staging").await, Ok(Vec::new()));
+    // Both paths are optional.
+    let request = |volume_id: &str, staging: &str| NodeGetVolumeHealthRequest {
+        volume_id: volume_id.into(),
+        staging_target_path: staging.into(),
+        ..Default::default()
+    };
+    for path in ["", &scene.text("staging")] {
+        scene.node.health(request("v", path)).await.expect("it answers");
+    }
+    for (id, path) in [("", ""), ("v", "relative")] {
+        let status = Status::from(scene.node.health(request(id, path)).await.expect_err("bad"));
+        assert_eq!(status.code(), Code::InvalidArgument, "{id:?} {path:?}");
+    }
 }
 
 #[tokio::test]
@@ -316,6 +348,7 @@ async fn a_silent_volume_is_abnormal_and_can_be_taken_away() {
         let condition = stats.volume_condition.expect("offered");
         assert!(condition.abnormal && stats.usage.is_empty(), "{condition:?}");
         assert!(condition.message.contains("has not answered"), "{condition:?}");
+        assert_eq!(scene.health("pod/mount").await, Ok(vec!["NoAnswer".to_owned()]));
     }
     assert_eq!(scene.node.measuring.threads(), 1, "the second call waited for the first one's");
     // Another path of the same volume is measured separately.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use forebay_proto::admin::admin_server::{Admin, AdminServer};
 use forebay_proto::admin::*;
 use tokio::net::UnixListener;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
@@ -27,10 +27,11 @@ struct State {
     /// CreateVolume waits while this is true.
     silent: watch::Sender<bool>,
     waiting: AtomicUsize,
+    end: Notify,
 }
 
 impl Peer {
-    /// Serves on `socket` while the test's runtime exists.
+    /// Serves on `socket` while the test's runtime exists, or until [`Self::end`].
     pub fn serve(socket: &Path) -> Self {
         let peer = Self(Arc::new(State {
             volumes: Mutex::default(),
@@ -39,13 +40,15 @@ impl Peer {
             in_use: Mutex::default(),
             silent: watch::Sender::new(false),
             waiting: AtomicUsize::new(0),
+            end: Notify::new(),
         }));
         let incoming = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
         let service = AdminServer::new(peer.clone());
+        let state = peer.0.clone();
         tokio::spawn(async move {
             tonic::transport::Server::builder()
                 .add_service(service)
-                .serve_with_incoming(incoming)
+                .serve_with_incoming_shutdown(incoming, async move { state.end.notified().await })
                 .await
                 .unwrap();
         });
@@ -62,6 +65,11 @@ impl Peer {
 
     pub fn set_silent(&self, silent: bool) {
         self.0.silent.send_replace(silent);
+    }
+
+    /// Closes the connections and the socket.
+    pub fn end(&self) {
+        self.0.end.notify_one();
     }
 
     /// Calls that wait because the peer is silent.

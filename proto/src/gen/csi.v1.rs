@@ -1049,6 +1049,58 @@ pub mod list_volumes_response {
         pub status: ::core::option::Option<VolumeStatus>,
     }
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct VolumeHealth {
+    /// The ID of the volume.
+    /// This field is REQUIRED.
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// An empty list means that no adverse condition is known.
+    /// This field is OPTIONAL.
+    #[prost(message, repeated, tag = "2")]
+    pub health_statuses: ::prost::alloc::vec::Vec<volume_health::VolumeHealthEntry>,
+}
+/// Nested message and enum types in `VolumeHealth`.
+pub mod volume_health {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct VolumeHealthEntry {
+        /// This field is REQUIRED.
+        #[prost(enumeration = "super::VolumeHealthErrorType", tag = "1")]
+        pub status: i32,
+        /// A brief CamelCase string that describes the condition. The Plugin
+        /// MUST NOT return multiple messages for the same volume with the
+        /// same (status, reason) combination.
+        /// This field is REQUIRED.
+        #[prost(string, tag = "2")]
+        pub reason: ::prost::alloc::string::String,
+        /// A user friendly description of the condition.
+        /// This field is OPTIONAL.
+        #[prost(string, tag = "3")]
+        pub message: ::prost::alloc::string::String,
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+#[prost(skip_debug)]
+pub struct ControllerGetVolumeHealthRequest {
+    /// The ID of the volume to fetch health information for.
+    /// This field is REQUIRED.
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// Secrets required by plugin to complete the request.
+    /// This field is OPTIONAL.
+    #[prost(map = "string, string", tag = "2")]
+    pub secrets: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ControllerGetVolumeHealthResponse {
+    /// The health information for the requested volume.
+    /// This field is REQUIRED.
+    #[prost(message, optional, tag = "1")]
+    pub volume_health: ::core::option::Option<VolumeHealth>,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ControllerGetVolumeRequest {
     /// The ID of the volume to fetch current volume information for.
@@ -1284,6 +1336,8 @@ pub mod controller_service_capability {
             /// Indicates the SP supports the GetSnapshot RPC.
             /// This enables COs to fetch an existing snapshot.
             GetSnapshot = 15,
+            /// Indicates the SP supports the ControllerGetVolumeHealth RPC.
+            GetVolumeHealth = 16,
         }
         impl Type {
             /// String value of the enum field names used in the ProtoBuf definition.
@@ -1308,6 +1362,7 @@ pub mod controller_service_capability {
                     Self::SingleNodeMultiWriter => "SINGLE_NODE_MULTI_WRITER",
                     Self::ModifyVolume => "MODIFY_VOLUME",
                     Self::GetSnapshot => "GET_SNAPSHOT",
+                    Self::GetVolumeHealth => "GET_VOLUME_HEALTH",
                 }
             }
             /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1331,6 +1386,7 @@ pub mod controller_service_capability {
                     "SINGLE_NODE_MULTI_WRITER" => Some(Self::SingleNodeMultiWriter),
                     "MODIFY_VOLUME" => Some(Self::ModifyVolume),
                     "GET_SNAPSHOT" => Some(Self::GetSnapshot),
+                    "GET_VOLUME_HEALTH" => Some(Self::GetVolumeHealth),
                     _ => None,
                 }
             }
@@ -1869,6 +1925,29 @@ pub struct VolumeCondition {
     #[prost(string, tag = "2")]
     pub message: ::prost::alloc::string::String,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NodeGetVolumeHealthRequest {
+    /// The ID of the volume.
+    /// This field is REQUIRED.
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// The path where the volume was published or CO attempted to
+    /// publish on the node.
+    /// This field is OPTIONAL.
+    #[prost(string, tag = "2")]
+    pub volume_publish_path: ::prost::alloc::string::String,
+    /// The path where the volume was staged or CO attempted to stage it.
+    /// This field is OPTIONAL.
+    #[prost(string, tag = "3")]
+    pub staging_target_path: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NodeGetVolumeHealthResponse {
+    /// The health information for the requested volume.
+    /// This field is REQUIRED.
+    #[prost(message, optional, tag = "1")]
+    pub volume_health: ::core::option::Option<VolumeHealth>,
+}
 /// Intentionally empty.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NodeGetCapabilitiesRequest {}
@@ -1941,6 +2020,9 @@ pub mod node_service_capability {
             /// with provided volume group identifier during node stage
             /// or node publish RPC calls.
             VolumeMountGroup = 6,
+            /// Indicates that Node service supports the NodeGetVolumeHealth
+            /// RPC call.
+            GetVolumeHealth = 7,
         }
         impl Type {
             /// String value of the enum field names used in the ProtoBuf definition.
@@ -1956,6 +2038,7 @@ pub mod node_service_capability {
                     Self::VolumeCondition => "VOLUME_CONDITION",
                     Self::SingleNodeMultiWriter => "SINGLE_NODE_MULTI_WRITER",
                     Self::VolumeMountGroup => "VOLUME_MOUNT_GROUP",
+                    Self::GetVolumeHealth => "GET_VOLUME_HEALTH",
                 }
             }
             /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1968,6 +2051,7 @@ pub mod node_service_capability {
                     "VOLUME_CONDITION" => Some(Self::VolumeCondition),
                     "SINGLE_NODE_MULTI_WRITER" => Some(Self::SingleNodeMultiWriter),
                     "VOLUME_MOUNT_GROUP" => Some(Self::VolumeMountGroup),
+                    "GET_VOLUME_HEALTH" => Some(Self::GetVolumeHealth),
                     _ => None,
                 }
             }
@@ -2478,6 +2562,42 @@ pub struct GetMetadataDeltaResponse {
     /// This field is OPTIONAL.
     #[prost(message, repeated, tag = "3")]
     pub block_metadata: ::prost::alloc::vec::Vec<BlockMetadata>,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum VolumeHealthErrorType {
+    UnknownVolumeHealthType = 0,
+    /// The volume is usable but is not operating optimally.
+    Degraded = 1,
+    /// The volume is not accessible: from any node, if the controller
+    /// reports it; from the node, if a node does.
+    Inaccessible = 2,
+    /// Permanent data loss is known or strongly suspected.
+    DataLoss = 3,
+}
+impl VolumeHealthErrorType {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::UnknownVolumeHealthType => "UNKNOWN_VOLUME_HEALTH_TYPE",
+            Self::Degraded => "DEGRADED",
+            Self::Inaccessible => "INACCESSIBLE",
+            Self::DataLoss => "DATA_LOSS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "UNKNOWN_VOLUME_HEALTH_TYPE" => Some(Self::UnknownVolumeHealthType),
+            "DEGRADED" => Some(Self::Degraded),
+            "INACCESSIBLE" => Some(Self::Inaccessible),
+            "DATA_LOSS" => Some(Self::DataLoss),
+            _ => None,
+        }
+    }
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -3192,6 +3312,33 @@ pub mod controller_client {
                 .insert(GrpcMethod::new("csi.v1.Controller", "ListVolumes"));
             self.inner.unary(req, path, codec).await
         }
+        /// From version 1.13 of the specification.
+        pub async fn controller_get_volume_health(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ControllerGetVolumeHealthRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ControllerGetVolumeHealthResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/csi.v1.Controller/ControllerGetVolumeHealth",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("csi.v1.Controller", "ControllerGetVolumeHealth"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn get_capacity(
             &mut self,
             request: impl tonic::IntoRequest<super::GetCapacityRequest>,
@@ -3465,6 +3612,14 @@ pub mod controller_server {
             request: tonic::Request<super::ListVolumesRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ListVolumesResponse>,
+            tonic::Status,
+        >;
+        /// From version 1.13 of the specification.
+        async fn controller_get_volume_health(
+            &self,
+            request: tonic::Request<super::ControllerGetVolumeHealthRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ControllerGetVolumeHealthResponse>,
             tonic::Status,
         >;
         async fn get_capacity(
@@ -3882,6 +4037,58 @@ pub mod controller_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListVolumesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/csi.v1.Controller/ControllerGetVolumeHealth" => {
+                    #[allow(non_camel_case_types)]
+                    struct ControllerGetVolumeHealthSvc<T: Controller>(pub Arc<T>);
+                    impl<
+                        T: Controller,
+                    > tonic::server::UnaryService<
+                        super::ControllerGetVolumeHealthRequest,
+                    > for ControllerGetVolumeHealthSvc<T> {
+                        type Response = super::ControllerGetVolumeHealthResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                super::ControllerGetVolumeHealthRequest,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Controller>::controller_get_volume_health(
+                                        &inner,
+                                        request,
+                                    )
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ControllerGetVolumeHealthSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -5542,6 +5749,31 @@ pub mod node_client {
                 .insert(GrpcMethod::new("csi.v1.Node", "NodeGetVolumeStats"));
             self.inner.unary(req, path, codec).await
         }
+        /// From version 1.13 of the specification.
+        pub async fn node_get_volume_health(
+            &mut self,
+            request: impl tonic::IntoRequest<super::NodeGetVolumeHealthRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::NodeGetVolumeHealthResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/csi.v1.Node/NodeGetVolumeHealth",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("csi.v1.Node", "NodeGetVolumeHealth"));
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn node_expand_volume(
             &mut self,
             request: impl tonic::IntoRequest<super::NodeExpandVolumeRequest>,
@@ -5659,6 +5891,14 @@ pub mod node_server {
             request: tonic::Request<super::NodeGetVolumeStatsRequest>,
         ) -> std::result::Result<
             tonic::Response<super::NodeGetVolumeStatsResponse>,
+            tonic::Status,
+        >;
+        /// From version 1.13 of the specification.
+        async fn node_get_volume_health(
+            &self,
+            request: tonic::Request<super::NodeGetVolumeHealthRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::NodeGetVolumeHealthResponse>,
             tonic::Status,
         >;
         async fn node_expand_volume(
@@ -5984,6 +6224,51 @@ pub mod node_server {
                     };
                     Box::pin(fut)
                 }
+                "/csi.v1.Node/NodeGetVolumeHealth" => {
+                    #[allow(non_camel_case_types)]
+                    struct NodeGetVolumeHealthSvc<T: Node>(pub Arc<T>);
+                    impl<
+                        T: Node,
+                    > tonic::server::UnaryService<super::NodeGetVolumeHealthRequest>
+                    for NodeGetVolumeHealthSvc<T> {
+                        type Response = super::NodeGetVolumeHealthResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::NodeGetVolumeHealthRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::node_get_volume_health(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = NodeGetVolumeHealthSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/csi.v1.Node/NodeExpandVolume" => {
                     #[allow(non_camel_case_types)]
                     struct NodeExpandVolumeSvc<T: Node>(pub Arc<T>);
@@ -6209,6 +6494,14 @@ impl ::core::fmt::Debug for ValidateVolumeCapabilitiesRequest {
             .field("parameters", &self.parameters)
             .field("secrets", &crate::Redacted)
             .field("mutable_parameters", &self.mutable_parameters)
+            .finish()
+    }
+}
+impl ::core::fmt::Debug for ControllerGetVolumeHealthRequest {
+    fn fmt(&self, f: &mut ::core::fmt::Formatter<'_>) -> ::core::fmt::Result {
+        f.debug_struct("ControllerGetVolumeHealthRequest")
+            .field("volume_id", &self.volume_id)
+            .field("secrets", &crate::Redacted)
             .finish()
     }
 }
