@@ -26,13 +26,8 @@ const EXPLAINED: &[(&str, &[&str])] = &[
         &["SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported"],
     ),
     (
-        "alpha calls of CSI 1.13 for health: the driver answers with the condition in its stats",
-        &[
-            "ControllerGetVolumeHealth not supported",
-            "ControllerListVolumeHealth not supported",
-            "NodeGetVolumeHealth not supported",
-            "NodeGetStorageHealth not supported",
-        ],
+        "health of all volumes, and of the storage as seen from a node: not offered",
+        &["ControllerListVolumeHealth not supported", "NodeGetStorageHealth not supported"],
     ),
     (
         "attaching: a volume of a file server is not attached (attachRequired false)",
