@@ -73,7 +73,7 @@ async fn a_node_tells_what_it_is() {
     let info = node.node_get_info(NodeGetInfoRequest {}).await.unwrap().into_inner();
     assert_eq!((info.node_id.as_str(), info.max_volumes_per_node), ("worker-1", 0));
     let capabilities = node.node_get_capabilities(NodeGetCapabilitiesRequest {}).await.unwrap().into_inner();
-    assert_eq!(capabilities.capabilities.len(), 5);
+    assert_eq!(capabilities.capabilities.len(), 6);
     let status = ControllerClient::new(channel).create_volume(create()).await.unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented, "a node is no controller");
 }
