@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use forebay_proto::admin::admin_client::AdminClient;
 use forebay_proto::admin::{
-    CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeRequest,
-    ExpandVolumeRequest, GetServerInfoRequest, ListPoolsRequest, ListSnapshotsRequest, ListSnapshotsResponse,
-    ListVolumesRequest, ListVolumesResponse, Pool, Qos, SetCredentialsRequest, SetQosRequest, Snapshot,
-    StatVolumeRequest, Volume,
+    CreateSnapshotGroupRequest, CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotGroupRequest,
+    DeleteSnapshotRequest, DeleteVolumeRequest, ExpandVolumeRequest, GetServerInfoRequest, ListPoolsRequest,
+    ListSnapshotsRequest, ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse, Pool, Qos,
+    SetCredentialsRequest, SetQosRequest, Snapshot, StatVolumeRequest, Volume,
 };
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status, TimeoutExpired};
@@ -194,6 +194,26 @@ impl Admin {
             self.client.clone().create_snapshot(request).await.map_err(|status| self.error(status))?;
         let snapshot = response.into_inner().snapshot;
         snapshot.ok_or_else(|| self.error(Status::internal("the response holds no snapshot")))
+    }
+
+    /// In the order of the request's members.
+    pub(crate) async fn create_snapshot_group(
+        &self,
+        request: CreateSnapshotGroupRequest,
+    ) -> Result<Vec<Snapshot>, Error> {
+        let request = Self::request(request, COPY_DEADLINE);
+        let response = self.client.clone().create_snapshot_group(request).await;
+        Ok(response.map_err(|status| self.error(status))?.into_inner().snapshots)
+    }
+
+    pub(crate) async fn delete_snapshot_group(&self, id: &VolumeId) -> Result<(), Error> {
+        let request = Self::request(DeleteSnapshotGroupRequest { group_id: id.to_string() }, ADMIN_DEADLINE);
+        self.client
+            .clone()
+            .delete_snapshot_group(request)
+            .await
+            .map(drop)
+            .map_err(|status| self.error(status))
     }
 
     pub(crate) async fn delete_snapshot(&self, id: &VolumeId) -> Result<(), Error> {

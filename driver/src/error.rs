@@ -33,6 +33,8 @@ pub(crate) enum Error {
     NoVolume(String),
     #[error("snapshot {0} does not exist")]
     NoSnapshot(String),
+    #[error("group of snapshots {0} does not exist")]
+    NoSnapshotGroup(String),
     #[error("starting_token was not issued by this driver: start again without one")]
     UnknownToken,
     #[error("a call for volume {0} is still in progress")]
@@ -116,7 +118,9 @@ impl Error {
             | Self::Capability(_) => Code::InvalidArgument,
             Self::Capacity(_) => Code::OutOfRange,
             Self::VolumeExists { .. } | Self::PathTaken { .. } => Code::AlreadyExists,
-            Self::NoVolume(_) | Self::NoSnapshot(_) | Self::NotMounted(_) => Code::NotFound,
+            Self::NoVolume(_) | Self::NoSnapshot(_) | Self::NoSnapshotGroup(_) | Self::NotMounted(_) => {
+                Code::NotFound
+            }
             // CSI "Error Scheme": an operation is pending for the volume; ListVolumes: the token is invalid.
             Self::InFlight(_) | Self::UnknownToken | Self::Overtaken(_) => Code::Aborted,
             // gRPC status codes: transient, the caller tries again later. RESOURCE_EXHAUSTED would tell csi-provisioner that

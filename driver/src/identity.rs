@@ -87,6 +87,9 @@ impl Identity for IdentityService {
             plugin_capability::Type::Service(plugin_capability::Service {
                 r#type: service::Type::ControllerService.into(),
             }),
+            plugin_capability::Type::Service(plugin_capability::Service {
+                r#type: service::Type::GroupControllerService.into(),
+            }),
             plugin_capability::Type::VolumeExpansion(plugin_capability::VolumeExpansion {
                 r#type: volume_expansion::Type::Online.into(),
             }),

@@ -44,6 +44,7 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow, bail};
 use clap::{CommandFactory, Parser};
 use forebay_proto::csi::controller_server::ControllerServer;
+use forebay_proto::csi::group_controller_server::GroupControllerServer;
 use forebay_proto::csi::identity_server::IdentityServer;
 use forebay_proto::csi::node_server::NodeServer;
 use tokio::signal::unix::{SignalKind, signal};
@@ -151,11 +152,13 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         let serving = metrics::listen_at(address, metrics.clone()).await.context("--metrics-address")?;
         tasks.spawn("the metrics endpoint", until_stopped(serving, stopping.clone()));
     }
+    let controller = servers.map(ControllerService::new);
     let router = Server::builder()
         .layer(Counting(metrics))
         .concurrency_limit_per_connection(CONCURRENT_CALLS_MAX)
         .add_service(IdentityServer::new(identity))
-        .add_optional_service(servers.map(|servers| ControllerServer::new(ControllerService::new(servers))))
+        .add_optional_service(controller.clone().map(ControllerServer::new))
+        .add_optional_service(controller.map(GroupControllerServer::new))
         .add_optional_service(node.map(NodeServer::new));
     let serving =
         router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stopped(stopping.clone()));

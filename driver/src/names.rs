@@ -38,9 +38,19 @@ impl VolumeId {
         if is_valid(name) && !name.starts_with(HASHED_PREFIX) {
             return Ok(Self(name.to_owned()));
         }
+        Ok(Self::hashed(name))
+    }
+
+    /// The ID of the snapshot of one volume in the group named `group`: a hash, so that it cannot collide with the ID of a
+    /// volume or snapshot that has its name.
+    pub(crate) fn of_member(group: &str, volume_id: &str) -> Self {
+        Self::hashed(&format!("{group}\0{volume_id}"))
+    }
+
+    fn hashed(name: &str) -> Self {
         let digest = Sha256::digest(name.as_bytes());
         let hex: String = digest.iter().take(HASH_BYTES).map(|b| format!("{b:02x}")).collect();
-        Ok(Self(format!("{HASHED_PREFIX}{hex}")))
+        Self(format!("{HASHED_PREFIX}{hex}"))
     }
 
     /// Parses an ID from the orchestrator. `None` if no volume can have it.

@@ -6,6 +6,7 @@ mod process;
 mod volumes;
 
 use forebay_proto::csi::controller_client::ControllerClient;
+use forebay_proto::csi::group_controller_client::GroupControllerClient;
 use forebay_proto::csi::identity_client::IdentityClient;
 use forebay_proto::csi::{
     ControllerGetVolumeHealthRequest, DeleteVolumeRequest, ProbeRequest, VolumeHealthErrorType,
@@ -22,7 +23,8 @@ async fn start() -> (TempDir, Peer, Process, World) {
     let mut driver = start_driver(dir.path(), "controller", &[]);
     let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
     let world = World {
-        controller: ControllerClient::new(channel),
+        controller: ControllerClient::new(channel.clone()),
+        groups: GroupControllerClient::new(channel),
         has_quota: true,
         has_snapshots: true,
         address: "10.1.1.1:445".into(),

@@ -12,6 +12,7 @@ use std::process::Command;
 use forebay_proto::admin::admin_client::AdminClient;
 use forebay_proto::admin::{Priority, StatVolumeRequest};
 use forebay_proto::csi::controller_client::ControllerClient;
+use forebay_proto::csi::group_controller_client::GroupControllerClient;
 use forebay_proto::csi::{ControllerModifyVolumeRequest, DeleteVolumeRequest};
 use forebay_testing::Xfs;
 use process::{Process, connect, eventually, server_binary, start_driver};
@@ -75,7 +76,8 @@ async fn promises_hold(pool_path: &Path, quota: &str, on_xfs: bool) {
     let mut driver = start_driver(dir.path(), "controller", &[]);
     let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
     let world = World {
-        controller: ControllerClient::new(channel),
+        controller: ControllerClient::new(channel.clone()),
+        groups: GroupControllerClient::new(channel),
         has_quota: quota == "project",
         has_snapshots: on_xfs,
         address: format!("127.0.0.1:{port}"),

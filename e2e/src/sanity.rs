@@ -39,10 +39,6 @@ const EXPLAINED: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "group snapshots: the driver does not offer them",
-        &["GroupControllerService not supported", "VolumeGroupSnapshots not supported"],
-    ),
-    (
         "expanding on the node: a file server's volume grows on the server",
         &["NodeExpandVolume not supported"],
     ),
@@ -50,7 +46,7 @@ const EXPLAINED: &[(&str, &[&str])] = &[
 
 /// Number of specs of csi-sanity 5.6 that apply to the driver's capabilities. If fewer pass, the driver no longer reports its
 /// capabilities.
-const PASSED_MIN: usize = 75;
+const PASSED_MIN: usize = 85;
 
 /// Runs it. Returns whether all applicable specs passed.
 pub fn run() -> Result<bool> {

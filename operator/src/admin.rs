@@ -7,8 +7,8 @@ use std::time::Duration;
 use forebay_api::names::tls;
 use forebay_proto::admin::admin_client::AdminClient;
 use forebay_proto::admin::{
-    DeleteSnapshotRequest, DeleteVolumeRequest, GetServerInfoRequest, ListPoolsRequest, ListSnapshotsRequest,
-    ListVolumesRequest, Pool,
+    DeleteSnapshotGroupRequest, DeleteSnapshotRequest, DeleteVolumeRequest, GetServerInfoRequest,
+    ListPoolsRequest, ListSnapshotsRequest, ListVolumesRequest, Pool,
 };
 use hyper_util::rt::TokioIo;
 use k8s_openapi::ByteString;
@@ -225,8 +225,13 @@ impl Admin {
             ListSnapshotsRequest { page_size: VOLUMES_DESTROYED_AT_ONCE_MAX as u32, ..Default::default() };
         let snapshots = call("ListSnapshots", self.client.list_snapshots(request)).await?.snapshots;
         for snapshot in &snapshots {
-            let request = DeleteSnapshotRequest { snapshot_id: snapshot.snapshot_id.clone() };
-            call("DeleteSnapshot", self.client.delete_snapshot(request)).await?;
+            if snapshot.group_id.is_empty() {
+                let request = DeleteSnapshotRequest { snapshot_id: snapshot.snapshot_id.clone() };
+                call("DeleteSnapshot", self.client.delete_snapshot(request)).await?;
+            } else {
+                let request = DeleteSnapshotGroupRequest { group_id: snapshot.group_id.clone() };
+                call("DeleteSnapshotGroup", self.client.delete_snapshot_group(request)).await?;
+            }
         }
         Ok(ids.len() + snapshots.len())
     }

@@ -12,7 +12,7 @@ use forebay_smb::engine::Server;
 use tokio::net::UnixListener;
 use tonic::{Request, Response, Status};
 
-use crate::catalog::{Catalog, CatalogError, Found, FoundSnapshot, Wish, credential};
+use crate::catalog::{Catalog, CatalogError, Found, FoundSnapshot, Member, SnapshotFilter, Wish, credential};
 use crate::clock;
 use crate::config::{InstanceSection, PoolQuota};
 use crate::eventloop::Loops;
@@ -152,6 +152,7 @@ fn shown_snapshot(found: FoundSnapshot) -> api::Snapshot {
         used_bytes: snapshot.used_bytes,
         created: Some(timestamp(snapshot.created)),
         labels: snapshot.labels.into_iter().collect(),
+        group_id: snapshot.group_id.unwrap_or_default(),
     }
 }
 
@@ -415,7 +416,8 @@ impl Admin for AdminService {
         tracing::debug!(%by, snapshot = request.snapshot_id, volume = request.volume_id, "asked to make a snapshot");
         self.blocking(move |this| {
             let labels = request.labels.into_iter().collect::<BTreeMap<_, _>>();
-            let found = this.catalog.create_snapshot(&request.snapshot_id, &request.volume_id, labels)?;
+            let member = Member { snapshot_id: request.snapshot_id, volume_id: request.volume_id };
+            let found = this.catalog.create_snapshot(member, &labels)?;
             Ok(api::CreateSnapshotResponse { snapshot: Some(shown_snapshot(found)) })
         })
         .await
@@ -443,12 +445,53 @@ impl Admin for AdminService {
         self.blocking(move |this| {
             let limit = page_limit(request.page_size);
             check_token(&request.page_token)?;
-            let (id, volume_id) = (&request.snapshot_id, &request.volume_id);
-            let (found, more) = this.catalog.list_snapshots(&request.page_token, limit, id, volume_id);
+            let filter = SnapshotFilter {
+                snapshot_id: request.snapshot_id,
+                volume_id: request.volume_id,
+                group_id: request.group_id,
+            };
+            let (found, more) = this.catalog.list_snapshots(&request.page_token, limit, &filter);
             let next_page_token =
                 found.last().filter(|_| more).map(|f| f.snapshot.snapshot_id.clone()).unwrap_or_default();
             let snapshots = found.into_iter().map(shown_snapshot).collect();
             Ok(api::ListSnapshotsResponse { snapshots, next_page_token })
+        })
+        .await
+    }
+
+    async fn create_snapshot_group(
+        &self,
+        request: Request<api::CreateSnapshotGroupRequest>,
+    ) -> Result<Response<api::CreateSnapshotGroupResponse>, Status> {
+        let by = caller(&request);
+        let request = request.into_inner();
+        if self.life.is_draining() {
+            return Err(Status::unavailable("the server is draining: try again"));
+        }
+        let volumes = request.members.len();
+        tracing::debug!(%by, group = request.group_id, volumes, "asked to make a group of snapshots");
+        self.blocking(move |this| {
+            let labels = request.labels.into_iter().collect::<BTreeMap<_, _>>();
+            let member =
+                |api::SnapshotGroupMember { snapshot_id, volume_id }| Member { snapshot_id, volume_id };
+            let members: Vec<Member> = request.members.into_iter().map(member).collect();
+            let found = this.catalog.create_snapshot_group(&request.group_id, &members, &labels)?;
+            let snapshots = found.into_iter().map(shown_snapshot).collect();
+            Ok(api::CreateSnapshotGroupResponse { snapshots })
+        })
+        .await
+    }
+
+    async fn delete_snapshot_group(
+        &self,
+        request: Request<api::DeleteSnapshotGroupRequest>,
+    ) -> Result<Response<api::DeleteSnapshotGroupResponse>, Status> {
+        let by = caller(&request);
+        let request = request.into_inner();
+        tracing::debug!(%by, group = request.group_id, "asked to delete a group of snapshots");
+        self.blocking(move |this| {
+            this.catalog.delete_snapshot_group(&request.group_id)?;
+            Ok(api::DeleteSnapshotGroupResponse {})
         })
         .await
     }

@@ -9,7 +9,7 @@ use forebay_smb::auth::NtHash;
 use forebay_smb::engine::{Account, Server, VolumeConfig, VolumeUse};
 use tracing::{error, info, warn};
 
-pub use self::copies::FoundSnapshot;
+pub use self::copies::{FoundSnapshot, Member, SnapshotFilter};
 use crate::backend::directory::Volume;
 use crate::clock;
 use crate::config::{PoolQuota, is_label};
@@ -258,6 +258,7 @@ impl Catalog {
     fn serve_all(&self) {
         let mut guard = self.lock();
         let state = &mut *guard;
+        Self::delete_incomplete_groups(state);
         for pool in &state.pools {
             for record in pool.records.values() {
                 match self.serve(pool, record) {

@@ -258,6 +258,24 @@ enum SnapshotCommand {
         #[command(flatten)]
         admin: AdminArgs,
     },
+    /// Create a snapshot of each of several volumes, all of the same moment: `<ID>-<volume>`. Changes of all these volumes
+    /// wait until the last snapshot is complete, at most 30 s.
+    CreateGroup {
+        /// The group's id.
+        id: String,
+        /// A volume; repeat the option for each.
+        #[arg(long = "volume", required = true)]
+        volumes: Vec<String>,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
+    /// Delete all snapshots of a group. Volumes created from them remain.
+    DeleteGroup {
+        /// Its id.
+        id: String,
+        #[command(flatten)]
+        admin: AdminArgs,
+    },
     /// Delete a snapshot. Volumes created from it remain.
     Delete {
         /// Its id.
@@ -524,6 +542,23 @@ async fn snapshot(command: SnapshotCommand) -> anyhow::Result<()> {
             let made = connect(&admin).await?.create_snapshot(request).await.map_err(plain)?.into_inner();
             show_snapshots(made.snapshot)
         }
+        SnapshotCommand::CreateGroup { id, volumes, admin } => {
+            let member = |volume_id: String| api::SnapshotGroupMember {
+                snapshot_id: format!("{id}-{volume_id}"),
+                volume_id,
+            };
+            let members = volumes.into_iter().map(member).collect();
+            let request =
+                api::CreateSnapshotGroupRequest { group_id: id.clone(), members, labels: Default::default() };
+            let mut client = connect(&admin).await?;
+            let made = client.create_snapshot_group(request).await.map_err(plain)?.into_inner();
+            show_snapshots(made.snapshots)
+        }
+        SnapshotCommand::DeleteGroup { id, admin } => {
+            let request = api::DeleteSnapshotGroupRequest { group_id: id };
+            connect(&admin).await?.delete_snapshot_group(request).await.map_err(plain)?;
+            Ok(())
+        }
         SnapshotCommand::Delete { id, admin } => {
             let request = api::DeleteSnapshotRequest { snapshot_id: id };
             connect(&admin).await?.delete_snapshot(request).await.map_err(plain)?;
@@ -533,12 +568,8 @@ async fn snapshot(command: SnapshotCommand) -> anyhow::Result<()> {
             let mut client = connect(&admin).await?;
             let (mut page_token, mut snapshots) = (String::new(), Vec::new());
             loop {
-                let request = api::ListSnapshotsRequest {
-                    page_size: 0,
-                    page_token,
-                    snapshot_id: String::new(),
-                    volume_id: volume.clone(),
-                };
+                let request =
+                    api::ListSnapshotsRequest { page_token, volume_id: volume.clone(), ..Default::default() };
                 let page = client.list_snapshots(request).await.map_err(plain)?.into_inner();
                 snapshots.extend(page.snapshots);
                 page_token = page.next_page_token;
@@ -553,9 +584,10 @@ async fn snapshot(command: SnapshotCommand) -> anyhow::Result<()> {
 fn show_snapshots(snapshots: impl IntoIterator<Item = api::Snapshot>) -> anyhow::Result<()> {
     let rows = snapshots.into_iter().map(|s| {
         let created = s.created.map(|created| created.to_string()).unwrap_or_default();
-        vec![s.snapshot_id, s.volume_id, s.pool, size(s.capacity_bytes), size(s.used_bytes), created]
+        let (capacity, used) = (size(s.capacity_bytes), size(s.used_bytes));
+        vec![s.snapshot_id, s.volume_id, s.pool, capacity, used, created, s.group_id]
     });
-    table(&["SNAPSHOT", "VOLUME", "POOL", "CAPACITY", "USED", "CREATED"], rows)
+    table(&["SNAPSHOT", "VOLUME", "POOL", "CAPACITY", "USED", "CREATED", "GROUP"], rows)
 }
 
 async fn list(admin: &AdminArgs) -> anyhow::Result<()> {

@@ -141,6 +141,8 @@ pub const EVENT_LOOPS_MAX: usize = 256;
 pub const VOLUMES_MAX: usize = 10_000;
 /// Snapshots of one server.
 pub const SNAPSHOTS_MAX: usize = 10_000;
+/// Snapshots of one group: changes of all its volumes wait while they are made.
+pub const SNAPSHOT_GROUP_MAX: usize = 64;
 /// The newest snapshots of one volume that its clients can browse. Each has a descriptor.
 pub const SNAPSHOTS_SHOWN_MAX: usize = 64;
 /// Longest time that changes of a volume wait for a snapshot or clone of it.

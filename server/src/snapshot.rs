@@ -30,6 +30,8 @@ pub struct Snapshot {
     pub labels: BTreeMap<String, String>,
     /// FILETIME.
     pub created: u64,
+    /// The group that it was made in.
+    pub group_id: Option<String>,
     /// Its current phase.
     pub phase: Phase,
 }
@@ -47,6 +49,8 @@ struct Stored {
     #[serde(default)]
     labels: BTreeMap<String, String>,
     created: u64,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    group_id: Option<String>,
     #[serde(default)]
     deleting: bool,
 }
@@ -76,6 +80,7 @@ impl Snapshot {
             project: stored.project,
             labels: stored.labels,
             created: stored.created,
+            group_id: stored.group_id,
             phase: Phase::stored(stored.deleting),
         })
     }
@@ -96,6 +101,7 @@ impl Snapshot {
             project: self.project,
             labels: self.labels.clone(),
             created: self.created,
+            group_id: self.group_id.clone(),
             deleting: self.phase.is_to_go(),
         };
         let mut bytes = serde_json::to_vec_pretty(&stored).map_err(|e| io(e.into()))?;
@@ -119,6 +125,7 @@ mod tests {
             project: Some(7),
             labels: BTreeMap::from([("name".to_owned(), "snapshot-1".to_owned())]),
             created: 133_000_000_000_000_000,
+            group_id: Some("g-1".to_owned()),
             phase: Phase::Ready,
         };
         let path = scratch.path().join("s-1.json");

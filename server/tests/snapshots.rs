@@ -39,6 +39,26 @@ fn delete_snapshot(daemon: &mut Daemon, id: &str) -> Result<(), tonic::Status> {
     daemon.admin(async |admin| admin.delete_snapshot(request).await).map(drop)
 }
 
+fn group(daemon: &mut Daemon, id: &str, members: &[(&str, &str)]) -> Result<Vec<String>, tonic::Status> {
+    let member = |&(snapshot_id, volume_id): &(&str, &str)| api::SnapshotGroupMember {
+        snapshot_id: snapshot_id.to_owned(),
+        volume_id: volume_id.to_owned(),
+    };
+    let request = api::CreateSnapshotGroupRequest {
+        group_id: id.to_owned(),
+        members: members.iter().map(member).collect(),
+        labels: Default::default(),
+    };
+    let made = daemon.admin(async |admin| admin.create_snapshot_group(request).await)?.into_inner().snapshots;
+    assert!(made.iter().all(|snapshot| snapshot.group_id == id && snapshot.created == made[0].created));
+    Ok(made.into_iter().map(|snapshot| snapshot.snapshot_id).collect())
+}
+
+fn delete_group(daemon: &mut Daemon, id: &str) -> Result<(), tonic::Status> {
+    let request = api::DeleteSnapshotGroupRequest { group_id: id.to_owned() };
+    daemon.admin(async |admin| admin.delete_snapshot_group(request).await).map(drop)
+}
+
 fn delete_volume(daemon: &mut Daemon, id: &str) -> Result<(), tonic::Status> {
     let request = api::DeleteVolumeRequest { volume_id: id.to_owned(), force: true };
     daemon.admin(async |admin| admin.delete_volume(request).await).map(drop)
@@ -413,6 +433,110 @@ fn what_a_killed_server_has_not_finished_is_gone_at_its_next_start() {
         assert_eq!(std::fs::read_dir(&copy).unwrap().count() as u64, FILES);
         delete_snapshot(&mut daemon, "s").unwrap();
     }
+}
+
+#[test]
+fn the_snapshots_of_a_group_hold_all_changes_up_to_one_moment() {
+    const GROUPS: usize = 8;
+    let Some(xfs) = Xfs::without_quota() else { return };
+    let place = place(engines()[0], &xfs);
+    let mut daemon = place.start();
+    let volumes = ["v0", "v1", "v2"];
+    for volume in volumes {
+        daemon.create_volume(volume).unwrap();
+        let mut client = daemon.mount(volume, Dialect::SMB3_1_1);
+        (0..300).for_each(|index| put(&mut client, &format!("between-{index}"), b"x"));
+    }
+    // One client changes the volumes in turn. Each change starts after the previous one is acknowledged.
+    let mut clients: Vec<Client> = volumes.iter().map(|id| daemon.mount(id, Dialect::SMB3_1_1)).collect();
+    let (ended, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let writer = {
+        let (ended, turns) = (Arc::clone(&ended), Arc::clone(&turns));
+        std::thread::spawn(move || {
+            let files: Vec<_> =
+                clients.iter_mut().map(|c| c.open("n", CreateDisposition::CREATE).unwrap()).collect();
+            for number in 1_u64.. {
+                for (client, file) in clients.iter_mut().zip(&files) {
+                    assert_eq!(client.write(*file, 0, &number.to_le_bytes()), NtStatus::SUCCESS);
+                }
+                turns.store(number, Ordering::Relaxed);
+                if ended.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        })
+    };
+    for index in 0..GROUPS {
+        let before = turns.load(Ordering::Relaxed);
+        until("the writer goes on", || (turns.load(Ordering::Relaxed) > before + 20).then_some(()));
+        let ids: Vec<String> = volumes.iter().map(|volume| format!("g{index}-{volume}")).collect();
+        let members: Vec<(&str, &str)> = ids.iter().map(|id| &**id).zip(volumes).collect();
+        assert_eq!(group(&mut daemon, &format!("g{index}"), &members).unwrap(), ids);
+    }
+    ended.store(true, Ordering::Relaxed);
+    writer.join().unwrap();
+    for index in 0..GROUPS {
+        let numbers = volumes.map(|volume| {
+            let id = format!("g{index}-{volume}");
+            daemon.create(of_snapshot("r", &id)).unwrap();
+            let found = number(&mut daemon.mount("r", Dialect::SMB3_1_1), "n");
+            delete_volume(&mut daemon, "r").unwrap();
+            found
+        });
+        let (first, last) = (numbers[0], numbers[2]);
+        assert!(numbers.is_sorted_by(|a, b| a >= b) && first <= last + 1, "g{index}: {numbers:?}");
+        delete_group(&mut daemon, &format!("g{index}")).unwrap();
+    }
+    assert_eq!(listed(&mut daemon, "", ""), [""; 0]);
+}
+
+#[test]
+fn a_group_is_made_and_deleted_as_a_whole() {
+    let Some(xfs) = Xfs::without_quota() else { return };
+    let place = place(engines()[0], &xfs);
+    let mut daemon = place.start();
+    for volume in ["v", "w"] {
+        daemon.create_volume(volume).unwrap();
+        put(&mut daemon.mount(volume, Dialect::SMB3_1_1), "f", volume.as_bytes());
+    }
+    let both = [("s-v", "v"), ("s-w", "w")];
+    assert_eq!(group(&mut daemon, "g", &both).unwrap(), ["s-v", "s-w"]);
+    assert_eq!(group(&mut daemon, "g", &[both[1], both[0]]).unwrap(), ["s-w", "s-v"]);
+    snapshot(&mut daemon, "single", "v").unwrap();
+    let cases: [(&str, &[(&str, &str)], Code); 9] = [
+        ("g", &both[..1], Code::AlreadyExists),
+        ("g", &[both[0], ("s-x", "w")], Code::AlreadyExists),
+        ("h", &[both[0]], Code::AlreadyExists),
+        ("h", &[("h-v", "v"), ("single", "w")], Code::AlreadyExists),
+        ("h", &[("h-v", "v"), ("h-x", "x")], Code::NotFound),
+        ("h", &[("h-v", "v"), ("h-2", "v")], Code::InvalidArgument),
+        ("h", &[("h-v", "v"), ("h-v", "w")], Code::InvalidArgument),
+        ("h", &[], Code::InvalidArgument),
+        ("H", &[("h-v", "v")], Code::InvalidArgument),
+    ];
+    for (id, members, code) in cases {
+        assert_eq!(group(&mut daemon, id, members).unwrap_err().code(), code, "{id} of {members:?}");
+    }
+    // None of the refused ones has left a snapshot.
+    assert_eq!(listed(&mut daemon, "h-v", ""), [""; 0]);
+    assert_eq!(snapshot(&mut daemon, "s-v", "v").unwrap_err().code(), Code::AlreadyExists);
+    assert_eq!(delete_snapshot(&mut daemon, "s-v").unwrap_err().code(), Code::InvalidArgument);
+
+    // The server is killed after it has begun to delete one of them: the next start removes the other, too.
+    daemon.kill();
+    let record = xfs.path().join(".forebay/snapshots/s-w.json");
+    let text = std::fs::read_to_string(&record).unwrap();
+    assert!(text.contains("\"deleting\": false"), "{text}");
+    std::fs::write(&record, text.replace("\"deleting\": false", "\"deleting\": true")).unwrap();
+    let mut daemon = place.start();
+    assert_eq!(listed(&mut daemon, "", ""), ["single"]);
+    assert_eq!(group(&mut daemon, "g", &both).unwrap(), ["s-v", "s-w"]);
+    daemon.create(of_snapshot("r", "s-w")).unwrap();
+    assert_eq!(get(&mut daemon.mount("r", Dialect::SMB3_1_1), "f").unwrap(), b"w");
+    for id in ["g", "g", "never-there"] {
+        delete_group(&mut daemon, id).unwrap();
+    }
+    assert_eq!(listed(&mut daemon, "", ""), ["single"]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The CSI Controller service: creates, changes and removes volumes through the admin API of the servers that hold them.
 
+mod groups;
 mod home;
 mod listing;
 mod provision;

@@ -200,8 +200,8 @@ impl ControllerService {
     }
 }
 
-/// A VolumeSnapshotClass has no parameters of this driver; csi-snapshotter adds metadata of the VolumeSnapshot.
-fn parameters(given: &HashMap<String, String>) -> Result<HashMap<String, String>, Error> {
+/// A class of snapshots has no parameters of this driver; csi-snapshotter adds metadata of the VolumeSnapshot.
+pub(super) fn parameters(given: &HashMap<String, String>) -> Result<HashMap<String, String>, Error> {
     check_size("parameters", given)?;
     match given.keys().find(|key| !key.starts_with(METADATA_PREFIX)) {
         Some(key) => Err(Error::UnknownParameter { key: key.clone(), known: "none, for snapshots" }),
@@ -209,14 +209,17 @@ fn parameters(given: &HashMap<String, String>) -> Result<HashMap<String, String>
     }
 }
 
-fn to_csi_snapshot(home: &Home, snapshot: &admin::Snapshot) -> Snapshot {
+pub(super) fn to_csi_snapshot(home: &Home, snapshot: &admin::Snapshot) -> Snapshot {
     Snapshot {
         size_bytes: to_csi(snapshot.capacity_bytes),
         snapshot_id: home.volume_id(&snapshot.snapshot_id),
         source_volume_id: home.volume_id(&snapshot.volume_id),
         creation_time: snapshot.created,
         ready_to_use: true,
-        group_snapshot_id: String::new(),
+        group_snapshot_id: match &*snapshot.group_id {
+            "" => String::new(),
+            group => home.volume_id(group),
+        },
     }
 }
 

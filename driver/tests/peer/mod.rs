@@ -241,11 +241,52 @@ impl Admin for Peer {
         Ok(Response::new(CreateSnapshotResponse { snapshot: Some(snapshot) }))
     }
 
+    async fn create_snapshot_group(
+        &self,
+        request: Request<CreateSnapshotGroupRequest>,
+    ) -> Result<Response<CreateSnapshotGroupResponse>, Status> {
+        let CreateSnapshotGroupRequest { group_id, members, labels } = request.into_inner();
+        let existing = self.0.snapshots.lock().unwrap().values().filter(|s| s.group_id == group_id).count();
+        if existing > 0 && existing != members.len() {
+            return Err(Status::already_exists("of other volumes"));
+        }
+        let exists = |m: &SnapshotGroupMember| self.0.volumes.lock().unwrap().contains_key(&m.volume_id);
+        if !members.iter().all(exists) {
+            return Err(Status::not_found("no such volume"));
+        }
+        let mut made = Vec::new();
+        for SnapshotGroupMember { snapshot_id, volume_id } in members {
+            if existing > 0 && !self.0.snapshots.lock().unwrap().contains_key(&snapshot_id) {
+                return Err(Status::already_exists("of other volumes"));
+            }
+            let request = CreateSnapshotRequest { snapshot_id, volume_id, labels: labels.clone() };
+            let snapshot = self.create_snapshot(Request::new(request)).await?.into_inner().snapshot.unwrap();
+            let snapshot = Snapshot { group_id: group_id.clone(), ..snapshot };
+            self.0.snapshots.lock().unwrap().insert(snapshot.snapshot_id.clone(), snapshot.clone());
+            made.push(snapshot);
+        }
+        Ok(Response::new(CreateSnapshotGroupResponse { snapshots: made }))
+    }
+
+    async fn delete_snapshot_group(
+        &self,
+        request: Request<DeleteSnapshotGroupRequest>,
+    ) -> Result<Response<DeleteSnapshotGroupResponse>, Status> {
+        let group_id = request.into_inner().group_id;
+        self.0.snapshots.lock().unwrap().retain(|_, snapshot| snapshot.group_id != group_id);
+        Ok(Response::new(DeleteSnapshotGroupResponse {}))
+    }
+
     async fn delete_snapshot(
         &self,
         request: Request<DeleteSnapshotRequest>,
     ) -> Result<Response<DeleteSnapshotResponse>, Status> {
-        self.0.snapshots.lock().unwrap().remove(&request.into_inner().snapshot_id);
+        let id = request.into_inner().snapshot_id;
+        let mut snapshots = self.0.snapshots.lock().unwrap();
+        if snapshots.get(&id).is_some_and(|snapshot| !snapshot.group_id.is_empty()) {
+            return Err(Status::invalid_argument("it belongs to a group"));
+        }
+        snapshots.remove(&id);
         Ok(Response::new(DeleteSnapshotResponse {}))
     }
 
@@ -261,6 +302,7 @@ impl Admin for Peer {
             .values()
             .filter(|s| fits(&request.snapshot_id, &s.snapshot_id))
             .filter(|s| fits(&request.volume_id, &s.volume_id))
+            .filter(|s| fits(&request.group_id, &s.group_id))
             .filter(|s| s.snapshot_id > request.page_token);
         let page: Vec<Snapshot> = rest.by_ref().take(size).cloned().collect();
         let last = page.last().map(|s| s.snapshot_id.clone()).unwrap_or_default();

@@ -4,14 +4,16 @@
 use std::collections::HashMap;
 
 use forebay_proto::csi::controller_client::ControllerClient;
+use forebay_proto::csi::group_controller_client::GroupControllerClient;
 use forebay_proto::csi::volume_capability::access_mode::Mode;
 use forebay_proto::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use forebay_proto::csi::volume_content_source::{SnapshotSource, Type, VolumeSource};
 use forebay_proto::csi::{
     CapacityRange, ControllerExpandVolumeRequest, ControllerGetVolumeRequest, ControllerModifyVolumeRequest,
-    CreateSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest, DeleteVolumeRequest,
-    GetCapacityRequest, GetCapacityResponse, GetSnapshotRequest, ListSnapshotsRequest, ListVolumesRequest,
-    Snapshot, ValidateVolumeCapabilitiesRequest, Volume, VolumeCapability, VolumeContentSource,
+    CreateSnapshotRequest, CreateVolumeGroupSnapshotRequest, CreateVolumeRequest, DeleteSnapshotRequest,
+    DeleteVolumeGroupSnapshotRequest, DeleteVolumeRequest, GetCapacityRequest, GetCapacityResponse,
+    GetSnapshotRequest, GetVolumeGroupSnapshotRequest, ListSnapshotsRequest, ListVolumesRequest, Snapshot,
+    ValidateVolumeCapabilitiesRequest, Volume, VolumeCapability, VolumeContentSource, VolumeGroupSnapshot,
     list_snapshots_response,
 };
 use tonic::transport::Channel;
@@ -57,6 +59,7 @@ pub fn code<T>(result: Result<tonic::Response<T>, Status>) -> Code {
 #[derive(Clone)]
 pub struct World {
     pub controller: ControllerClient<Channel>,
+    pub groups: GroupControllerClient<Channel>,
     /// Whether the pool has quotas; without quotas, capacities are only recorded.
     pub has_quota: bool,
     /// Whether the pool's files can share extents.
@@ -110,7 +113,10 @@ impl World {
         self.capacity_is_reported().await;
         self.listing_in_pages().await;
         match self.has_snapshots {
-            true => self.snapshots_and_clones().await,
+            true => {
+                self.snapshots_and_clones().await;
+                self.groups_of_snapshots().await;
+            }
             false => {
                 let refused = self.snapshot("snap-1", "pvc-1").await.unwrap_err();
                 assert_eq!(refused.code(), Code::FailedPrecondition);
@@ -443,6 +449,92 @@ impl World {
         for volume_id in ["pvc-4", "pvc-5", "pvc-6"] {
             assert_eq!(self.delete(volume_id).await, Code::Ok, "{volume_id}");
         }
+    }
+
+    async fn group(&mut self, name: &str, volume_ids: &[&str]) -> Result<VolumeGroupSnapshot, Status> {
+        let request = CreateVolumeGroupSnapshotRequest {
+            name: name.into(),
+            source_volume_ids: volume_ids.iter().map(|&id| id.to_owned()).collect(),
+            parameters: map(&[("csi.storage.k8s.io/volumegroupsnapshot/name", "nightly")]),
+            ..Default::default()
+        };
+        let response = self.groups.create_volume_group_snapshot(request).await?.into_inner();
+        Ok(response.group_snapshot.expect("REQUIRED"))
+    }
+
+    async fn delete_group(&mut self, group_snapshot_id: &str, snapshot_ids: &[String]) -> Code {
+        let request = DeleteVolumeGroupSnapshotRequest {
+            group_snapshot_id: group_snapshot_id.into(),
+            snapshot_ids: snapshot_ids.to_vec(),
+            ..Default::default()
+        };
+        code(self.groups.delete_volume_group_snapshot(request).await)
+    }
+
+    async fn get_group(&mut self, id: &str, snapshot_ids: &[String]) -> Result<VolumeGroupSnapshot, Code> {
+        let request = GetVolumeGroupSnapshotRequest {
+            group_snapshot_id: id.into(),
+            snapshot_ids: snapshot_ids.to_vec(),
+            ..Default::default()
+        };
+        let response = self.groups.get_volume_group_snapshot(request).await.map_err(|s| s.code())?;
+        Ok(response.into_inner().group_snapshot.expect("REQUIRED"))
+    }
+
+    /// Runs beside the volumes pvc-1, pvc-2 and pvc-3; leaves nothing.
+    async fn groups_of_snapshots(&mut self) {
+        let group = self.group("group-1", &["pvc-1", "pvc-2"]).await.unwrap();
+        assert!(group.ready_to_use && group.creation_time.is_some_and(|time| time.seconds > 0), "{group:?}");
+        let sources: Vec<&str> = group.snapshots.iter().map(|s| &*s.source_volume_id).collect();
+        assert_eq!((&*group.group_snapshot_id, sources), ("group-1", vec!["pvc-1", "pvc-2"]));
+        assert!(group.snapshots.iter().all(|s| s.ready_to_use && s.group_snapshot_id == "group-1"));
+        assert_eq!(self.group("group-1", &["pvc-1", "pvc-2"]).await.unwrap(), group, "a second time");
+        for (name, volume_ids, code) in [
+            ("group-1", &["pvc-1", "pvc-3"][..], Code::AlreadyExists),
+            ("group-1", &["pvc-1"], Code::AlreadyExists),
+            ("group-2", &["pvc-1", "pvc-9"], Code::NotFound),
+            ("group-2", &["pvc-1", "a/b"], Code::NotFound),
+            ("group-2", &[], Code::InvalidArgument),
+            ("", &["pvc-1"], Code::InvalidArgument),
+        ] {
+            let status = self.group(name, volume_ids).await.expect_err(name);
+            assert_eq!(status.code(), code, "{name} of {volume_ids:?}: {status}");
+        }
+
+        let mut ids: Vec<String> = group.snapshots.iter().map(|s| s.snapshot_id.clone()).collect();
+        let found = self.get_group("group-1", &ids).await.unwrap();
+        assert_eq!((found.snapshots.len(), found.creation_time), (2, group.creation_time));
+        assert_eq!(self.get_group("group-1", &ids[..1]).await, Err(Code::InvalidArgument));
+        assert_eq!(self.get_group("group-9", &ids).await, Err(Code::NotFound));
+        assert_eq!(self.get_group("no/such", &ids).await, Err(Code::NotFound));
+        assert_eq!(self.get_group("", &ids).await, Err(Code::InvalidArgument));
+
+        // Each is a snapshot as any other, but is deleted with its group.
+        let (mut all, _) = self.snapshots(ListSnapshotsRequest::default()).await.unwrap();
+        all.sort();
+        ids.sort();
+        assert_eq!(all, ids);
+        assert_eq!(self.delete_snapshot(&ids[0]).await, Code::InvalidArgument);
+        let source = Type::Snapshot(SnapshotSource { snapshot_id: ids[0].clone() });
+        let size = self
+            .get("pvc-1")
+            .await
+            .unwrap()
+            .capacity_bytes
+            .max(self.get("pvc-2").await.unwrap().capacity_bytes);
+        let restored = CreateVolumeRequest {
+            volume_content_source: Some(VolumeContentSource { r#type: Some(source) }),
+            ..create("pvc-4", size)
+        };
+        self.create(restored).await.unwrap();
+        assert_eq!(self.delete("pvc-4").await, Code::Ok);
+
+        assert_eq!(self.delete_group("group-1", &ids[1..]).await, Code::InvalidArgument);
+        assert_eq!(self.delete_group("", &ids).await, Code::InvalidArgument);
+        for group in ["group-1", "group-1", "never-there", "no/such"] {
+            assert_eq!(self.delete_group(group, &ids).await, Code::Ok, "{group}");
+        }
+        assert_eq!(self.snapshots(ListSnapshotsRequest::default()).await.unwrap().0, Vec::<String>::new());
     }
 
     async fn deletion_is_idempotent(&mut self) {

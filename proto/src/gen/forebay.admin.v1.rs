@@ -13,21 +13,21 @@ pub struct GetServerInfoResponse {
     /// "io_uring" or "readiness".
     #[prost(string, tag = "4")]
     pub io_engine: ::prost::alloc::string::String,
-    /// Addresses the SMB transport listens on, "ip:port".
+    /// Addresses on which the SMB transport listens, "ip:port".
     #[prost(string, repeated, tag = "5")]
     pub listen_addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(bool, tag = "6")]
     pub draining: bool,
     /// The SMB addresses that clients should mount, "ip:port" or "host:port",
-    /// as configured; the listen addresses where none are configured.
+    /// as configured. The listen addresses if none are configured.
     #[prost(string, repeated, tag = "7")]
     pub advertised_addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Of the configuration; empty and 0 where it names none.
+    /// From the configuration. Empty and 0 if it has none.
     #[prost(string, tag = "8")]
     pub instance_name: ::prost::alloc::string::String,
     #[prost(uint64, tag = "9")]
     pub instance_epoch: u64,
-    /// SMB transports that take connections now: "tcp", and "rdma" where an RDMA device is up.
+    /// SMB transports that accept connections now: "tcp", and "rdma" if an RDMA device is up.
     #[prost(string, repeated, tag = "10")]
     pub transports: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Connections of the SMB transports, and sessions on them.
@@ -35,26 +35,26 @@ pub struct GetServerInfoResponse {
     pub connections: u32,
     #[prost(uint32, tag = "12")]
     pub sessions: u32,
-    /// Volumes served, and those that are there and could not be.
+    /// Served volumes, and existing volumes that cannot be served.
     #[prost(uint32, tag = "13")]
     pub volumes: u32,
     #[prost(uint32, tag = "14")]
     pub volumes_unserved: u32,
-    /// What is wrong though it serves, one sentence each; empty when all is well.
+    /// Problems of the running server, one sentence each.
     #[prost(string, repeated, tag = "15")]
     pub problems: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Draining is over: no connection is left.
+    /// Draining is complete: no connection is left.
     #[prost(bool, tag = "16")]
     pub drained: bool,
-    /// RDMA devices that came after the server started and that it cannot open, because
-    /// its container has no node for them: a new container has.
+    /// RDMA devices that appeared after the server started. The server cannot open them
+    /// because its container has no device nodes for them. A new container has.
     #[prost(string, repeated, tag = "17")]
     pub later_rdma_devices: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Snapshots in all pools.
     #[prost(uint32, tag = "18")]
     pub snapshots: u32,
 }
-/// What a volume's clients must log in with. Never logged.
+/// Credentials with which clients log on to a volume. Never logged.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
 pub struct Credentials {
@@ -65,14 +65,14 @@ pub struct Credentials {
     #[prost(string, tag = "2")]
     pub password: ::prost::alloc::string::String,
 }
-/// Limits of what a volume may use in a second, and its priority. What exceeds a
-/// limit waits; it is not refused.
+/// Limits per second of a volume, and its priority. Requests over a limit wait; they
+/// are not refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Qos {
-    /// Bytes read, written and copied; 0: no limit, else at least 1 MiB.
+    /// Bytes read, written and copied. 0: no limit; otherwise at least 1 MiB.
     #[prost(uint64, tag = "1")]
     pub bytes_per_second: u64,
-    /// Operations that open, list, read, write or change; 0: no limit, else at
+    /// Operations that open, list, read, write or change. 0: no limit; otherwise at
     /// least 10.
     #[prost(uint64, tag = "2")]
     pub operations_per_second: u64,
@@ -81,12 +81,12 @@ pub struct Qos {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Volume {
-    /// 1..=63 of \[a-z0-9-\], begins and ends with a letter or digit.
+    /// 1..=63 of \[a-z0-9-\]; begins and ends with a letter or digit.
     #[prost(string, tag = "1")]
     pub volume_id: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub pool: ::prost::alloc::string::String,
-    /// The hard limit in bytes; 0 where quota is NONE.
+    /// The hard limit in bytes. 0 if quota is QUOTA_NONE.
     #[prost(uint64, tag = "3")]
     pub capacity_bytes: u64,
     /// Bytes in use, as the quota counts them.
@@ -100,26 +100,27 @@ pub struct Volume {
     pub username: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "8")]
     pub created: ::core::option::Option<::prost_types::Timestamp>,
-    /// Caller's labels, kept with the record.
+    /// The caller's labels, stored with the volume.
     #[prost(map = "string, string", tag = "9")]
     pub labels: ::std::collections::HashMap<
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
-    /// Inodes in use, as the quota counts them; 0 where it does not.
+    /// Inodes in use, as the quota counts them. 0 without quota.
     #[prost(uint64, tag = "10")]
     pub used_inodes: u64,
     #[prost(uint32, tag = "11")]
     pub sessions: u32,
     #[prost(uint32, tag = "12")]
     pub open_files: u32,
-    /// What CreateVolume and ExpandVolume asked for last, whether it is enforced or not; 0 from servers before this field.
+    /// Size in the last CreateVolume or ExpandVolume, enforced or not. 0 from servers
+    /// without this field.
     #[prost(uint64, tag = "13")]
     pub requested_bytes: u64,
-    /// Absent from servers before this field.
+    /// Absent from servers without this field.
     #[prost(message, optional, tag = "14")]
     pub qos: ::core::option::Option<Qos>,
-    /// What it was made of; empty where it was made empty.
+    /// Its source. Both are empty if it was created empty.
     #[prost(string, tag = "15")]
     pub source_snapshot_id: ::prost::alloc::string::String,
     #[prost(string, tag = "16")]
@@ -129,7 +130,7 @@ pub struct Volume {
 pub struct CreateVolumeRequest {
     #[prost(string, tag = "1")]
     pub volume_id: ::prost::alloc::string::String,
-    /// Empty: the server's first pool with room.
+    /// Empty: the server's first pool with enough space.
     #[prost(string, tag = "2")]
     pub pool: ::prost::alloc::string::String,
     #[prost(uint64, tag = "3")]
@@ -145,8 +146,8 @@ pub struct CreateVolumeRequest {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
-    /// At most one of the two: the new volume begins with what that has. It lies in
-    /// the same pool, and its capacity is at least that of the source.
+    /// At most one of the two. The new volume starts as a copy of it. It must be in
+    /// the same pool, with at least the capacity of the source.
     #[prost(string, tag = "8")]
     pub source_snapshot_id: ::prost::alloc::string::String,
     #[prost(string, tag = "9")]
@@ -161,7 +162,7 @@ pub struct CreateVolumeResponse {
 pub struct DeleteVolumeRequest {
     #[prost(string, tag = "1")]
     pub volume_id: ::prost::alloc::string::String,
-    /// Close what is open instead of refusing.
+    /// Close open files instead of refusing.
     #[prost(bool, tag = "2")]
     pub force: bool,
 }
@@ -184,7 +185,7 @@ pub struct ListVolumesRequest {
     /// 0: the server's maximum (1000).
     #[prost(uint32, tag = "1")]
     pub page_size: u32,
-    /// As returned; empty for the first page. ABORTED where it is not known.
+    /// next_page_token of the previous page; empty for the first. ABORTED if it is unknown.
     #[prost(string, tag = "2")]
     pub page_token: ::prost::alloc::string::String,
 }
@@ -221,7 +222,7 @@ pub struct SetCredentialsResponse {}
 pub struct SetQosRequest {
     #[prost(string, tag = "1")]
     pub volume_id: ::prost::alloc::string::String,
-    /// As a whole: what it does not say is reset.
+    /// Replaces all limits: a field that is not set is reset.
     #[prost(message, optional, tag = "2")]
     pub qos: ::core::option::Option<Qos>,
 }
@@ -232,18 +233,19 @@ pub struct SetQosResponse {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Snapshot {
-    /// As a volume's id.
+    /// Same format as volume_id.
     #[prost(string, tag = "1")]
     pub snapshot_id: ::prost::alloc::string::String,
-    /// The volume that it is of, which may be gone.
+    /// The source volume, which may have been deleted.
     #[prost(string, tag = "2")]
     pub volume_id: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
     pub pool: ::prost::alloc::string::String,
-    /// What a volume that is made of it needs: the volume's capacity at that time.
+    /// The volume's capacity at that time: the minimum for a volume created from the
+    /// snapshot.
     #[prost(uint64, tag = "4")]
     pub capacity_bytes: u64,
-    /// What its files have, shared or not; the pool keeps so much for it.
+    /// Size of its files, shared extents included. The pool reserves this space.
     #[prost(uint64, tag = "5")]
     pub used_bytes: u64,
     #[prost(message, optional, tag = "6")]
@@ -253,6 +255,9 @@ pub struct Snapshot {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
+    /// The group that it was created in. Empty for a single snapshot.
+    #[prost(string, tag = "8")]
+    pub group_id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateSnapshotRequest {
@@ -283,14 +288,17 @@ pub struct ListSnapshotsRequest {
     /// 0: the server's maximum (1000).
     #[prost(uint32, tag = "1")]
     pub page_size: u32,
-    /// As returned; empty for the first page. ABORTED where it is not known.
+    /// next_page_token of the previous page; empty for the first. ABORTED if it is unknown.
     #[prost(string, tag = "2")]
     pub page_token: ::prost::alloc::string::String,
-    /// Only this one, and only those of this volume; empty: all.
+    /// Filters: this snapshot, snapshots of this volume, snapshots of this group.
+    /// Empty: no filter.
     #[prost(string, tag = "3")]
     pub snapshot_id: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
     pub volume_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub group_id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListSnapshotsResponse {
@@ -300,6 +308,41 @@ pub struct ListSnapshotsResponse {
     #[prost(string, tag = "2")]
     pub next_page_token: ::prost::alloc::string::String,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateSnapshotGroupRequest {
+    /// Same format as volume_id.
+    #[prost(string, tag = "1")]
+    pub group_id: ::prost::alloc::string::String,
+    /// At least one; each with a different volume.
+    #[prost(message, repeated, tag = "2")]
+    pub members: ::prost::alloc::vec::Vec<SnapshotGroupMember>,
+    /// Labels of each snapshot.
+    #[prost(map = "string, string", tag = "3")]
+    pub labels: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SnapshotGroupMember {
+    #[prost(string, tag = "1")]
+    pub snapshot_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub volume_id: ::prost::alloc::string::String,
+}
+/// In the order of the request's members.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CreateSnapshotGroupResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub snapshots: ::prost::alloc::vec::Vec<Snapshot>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteSnapshotGroupRequest {
+    #[prost(string, tag = "1")]
+    pub group_id: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteSnapshotGroupResponse {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Pool {
     #[prost(string, tag = "1")]
@@ -313,17 +356,17 @@ pub struct Pool {
     pub total_bytes: u64,
     #[prost(uint64, tag = "5")]
     pub free_bytes: u64,
-    /// Sum of the hard capacities given to volumes.
+    /// Sum of the hard capacities of volumes.
     #[prost(uint64, tag = "6")]
     pub provisioned_bytes: u64,
     /// "project" or "none".
     #[prost(string, tag = "7")]
     pub quota: ::prost::alloc::string::String,
-    /// Of a pool on a namespace of a fabric; absent for others.
+    /// For a pool on a namespace of a fabric.
     #[prost(message, optional, tag = "8")]
     pub fabric: ::core::option::Option<PoolFabric>,
 }
-/// A pool's namespace, as it was at the last look.
+/// A pool's namespace, as of the last check.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PoolFabric {
     #[prost(string, tag = "1")]
@@ -331,26 +374,26 @@ pub struct PoolFabric {
     /// "uuid:…" or "nguid:…".
     #[prost(string, tag = "2")]
     pub namespace: ::prost::alloc::string::String,
-    /// Paths that are configured, and those of them that take I/O.
+    /// Configured paths, and those of them that accept I/O.
     #[prost(uint32, tag = "3")]
     pub paths: u32,
     #[prost(uint32, tag = "4")]
     pub paths_up: u32,
-    /// ANA states of the paths as the kernel names them, each once.
+    /// Distinct ANA states of the paths, in the kernel's terms.
     #[prost(string, repeated, tag = "5")]
     pub ana_states: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Whether the reservation was seen to be this server's within the last seconds.
+    /// Whether a check within the last seconds found this server's reservation.
     #[prost(bool, tag = "6")]
     pub reserved: bool,
-    /// Its owner then: the instance and its epoch.
+    /// The holder at that time: instance and epoch.
     #[prost(string, tag = "7")]
     pub holder: ::prost::alloc::string::String,
     #[prost(uint64, tag = "8")]
     pub holder_epoch: u64,
-    /// Seconds since that was last seen.
+    /// Seconds since the reservation was last confirmed.
     #[prost(uint32, tag = "9")]
     pub unconfirmed_seconds: u32,
-    /// What is wrong, one sentence each.
+    /// Problems, one sentence each.
     #[prost(string, repeated, tag = "10")]
     pub problems: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -367,7 +410,7 @@ pub struct Session {
     pub session_id: u64,
     #[prost(string, tag = "2")]
     pub username: ::prost::alloc::string::String,
-    /// That of its oldest channel.
+    /// Address of its oldest channel.
     #[prost(string, tag = "3")]
     pub client_address: ::prost::alloc::string::String,
     /// "3.1.1" …
@@ -375,7 +418,7 @@ pub struct Session {
     pub dialect: ::prost::alloc::string::String,
     #[prost(bool, tag = "5")]
     pub signed: bool,
-    /// Empty or the cipher's name.
+    /// The cipher's name; empty without encryption.
     #[prost(string, tag = "6")]
     pub cipher: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "7")]
@@ -384,14 +427,15 @@ pub struct Session {
     pub volume_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(uint32, tag = "9")]
     pub open_files: u32,
-    /// "tcp", or "rdma": that of its oldest channel.
+    /// Transport of its oldest channel: "tcp" or "rdma".
     #[prost(string, tag = "10")]
     pub transport: ::prost::alloc::string::String,
-    /// Those of all its channels, oldest first.
+    /// Addresses of all its channels, oldest first.
     #[prost(string, repeated, tag = "11")]
     pub client_addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// How payload goes on each of those: "tcp", "tcp-signed", "tcp-sealed"; "rdma": in clear; "rdma-signed", "rdma-sealed":
-    /// by RDMA through a transform; "rdma-inline-signed", "rdma-inline-sealed": not by RDMA but in the messages.
+    /// Transport of payload on each of these channels: "tcp", "tcp-signed", "tcp-sealed"; "rdma": RDMA, not protected;
+    /// "rdma-signed", "rdma-sealed": RDMA with a transform; "rdma-inline-signed", "rdma-inline-sealed": in messages instead
+    /// of by RDMA.
     #[prost(string, repeated, tag = "12")]
     pub transports: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -439,8 +483,8 @@ pub struct CloseSessionRequest {
 pub struct CloseSessionResponse {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainRequest {
-    /// End the process with 0 afterwards, as SIGTERM does; else it stays, drained,
-    /// and answers the admin API.
+    /// Exit with status 0 afterwards, as after SIGTERM. Otherwise the process keeps
+    /// running, drained, and serves the admin API.
     #[prost(bool, tag = "1")]
     pub exit: bool,
 }
@@ -449,9 +493,9 @@ pub struct DrainResponse {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Quota {
-    /// The pool's rule: hard project quota.
+    /// The pool's default: hard project quota.
     Unspecified = 0,
-    /// Hard limit by project quota; refused where the file system has none.
+    /// Hard limit by project quota. Refused if the file system has no project quota.
     Hard = 1,
     /// No limit; the pool's configuration must allow it.
     None = 2,
@@ -482,9 +526,9 @@ impl Quota {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Protection {
-    /// The server's rule.
+    /// The server's default.
     Unspecified = 0,
-    /// The client decides whether to sign or to seal.
+    /// The client decides whether to sign or seal.
     Optional = 1,
     /// Every request must be signed or sealed.
     Sign = 2,
@@ -515,15 +559,15 @@ impl Protection {
         }
     }
 }
-/// Which volumes go first where several have READs and WRITEs to begin.
+/// The order in which the server starts READs and WRITEs of different volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Priority {
-    /// As PRIORITY_NORMAL.
+    /// Same as PRIORITY_NORMAL.
     Unspecified = 0,
     High = 1,
     Normal = 2,
-    /// Gets the least while others have something to do, and never nothing.
+    /// Gets the smallest share while other volumes are busy, but never nothing.
     Low = 3,
 }
 impl Priority {
@@ -641,7 +685,7 @@ pub mod admin_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Version, uptime, limits and what this server can do.
+        /// Returns the server's version, state, transports and problems.
         pub async fn get_server_info(
             &mut self,
             request: impl tonic::IntoRequest<super::GetServerInfoRequest>,
@@ -666,12 +710,13 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "GetServerInfo"));
             self.inner.unary(req, path, codec).await
         }
-        /// Makes a volume: a directory of a pool with a hard capacity and its own
+        /// Creates a volume: a directory of a pool with a hard capacity and its own
         /// credentials, served as the share \\server\<volume_id>.
-        /// Idempotent by volume_id: the same parameters return the existing volume;
-        /// others fail with ALREADY_EXISTS; ABORTED while it is being made.
-        /// INVALID_ARGUMENT: bad id, size or pool; NOT_FOUND: no such source; RESOURCE_EXHAUSTED: the pool cannot
-        /// hold it; FAILED_PRECONDITION: the pool has no quota and quota is not "none".
+        /// Idempotent by volume_id: the same parameters return the existing volume.
+        /// ALREADY_EXISTS: it exists with other parameters; ABORTED: it is being
+        /// created; INVALID_ARGUMENT: invalid ID, size or pool; NOT_FOUND: the source
+        /// does not exist; RESOURCE_EXHAUSTED: the pool has too little space;
+        /// FAILED_PRECONDITION: the pool has no quota and quota is not QUOTA_NONE.
         pub async fn create_volume(
             &mut self,
             request: impl tonic::IntoRequest<super::CreateVolumeRequest>,
@@ -696,8 +741,8 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "CreateVolume"));
             self.inner.unary(req, path, codec).await
         }
-        /// Removes a volume and all its data. A volume that is not there is no error.
-        /// FAILED_PRECONDITION while it has open files, unless force is set.
+        /// Deletes a volume and all its data. Succeeds if the volume does not exist.
+        /// FAILED_PRECONDITION: it has open files and force is not set.
         pub async fn delete_volume(
             &mut self,
             request: impl tonic::IntoRequest<super::DeleteVolumeRequest>,
@@ -722,8 +767,8 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "DeleteVolume"));
             self.inner.unary(req, path, codec).await
         }
-        /// Raises a volume's hard capacity. Never shrinks: a smaller size returns the
-        /// present one. NOT_FOUND, RESOURCE_EXHAUSTED, INVALID_ARGUMENT.
+        /// Raises a volume's hard capacity. Never shrinks a volume: a smaller size
+        /// returns the current one. NOT_FOUND, RESOURCE_EXHAUSTED, INVALID_ARGUMENT.
         pub async fn expand_volume(
             &mut self,
             request: impl tonic::IntoRequest<super::ExpandVolumeRequest>,
@@ -748,7 +793,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "ExpandVolume"));
             self.inner.unary(req, path, codec).await
         }
-        /// Volumes in order of their id.
+        /// Lists volumes in the order of their IDs.
         pub async fn list_volumes(
             &mut self,
             request: impl tonic::IntoRequest<super::ListVolumesRequest>,
@@ -773,7 +818,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "ListVolumes"));
             self.inner.unary(req, path, codec).await
         }
-        /// One volume with its present use. NOT_FOUND.
+        /// Returns one volume with its current usage. NOT_FOUND.
         pub async fn stat_volume(
             &mut self,
             request: impl tonic::IntoRequest<super::StatVolumeRequest>,
@@ -798,8 +843,8 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "StatVolume"));
             self.inner.unary(req, path, codec).await
         }
-        /// Replaces a volume's credentials. The previous ones stay valid for new
-        /// sessions when keep_previous is set (rotation), sessions in being go on.
+        /// Replaces a volume's credentials. The previous ones remain valid for new
+        /// sessions if keep_previous is set (rotation). Existing sessions continue.
         pub async fn set_credentials(
             &mut self,
             request: impl tonic::IntoRequest<super::SetCredentialsRequest>,
@@ -824,8 +869,8 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "SetCredentials"));
             self.inner.unary(req, path, codec).await
         }
-        /// Replaces a volume's limits and priority: at once, also for sessions in
-        /// being. INVALID_ARGUMENT, NOT_FOUND.
+        /// Replaces a volume's limits and priority. Takes effect immediately, also for
+        /// existing sessions. INVALID_ARGUMENT, NOT_FOUND.
         pub async fn set_qos(
             &mut self,
             request: impl tonic::IntoRequest<super::SetQosRequest>,
@@ -847,16 +892,16 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "SetQos"));
             self.inner.unary(req, path, codec).await
         }
-        /// Keeps a volume as it is now: its files share their extents with the volume's
-        /// (reflink), so it takes no space until either is changed, and it stays when the
-        /// volume is deleted. Changes of the volume wait while it is made, so it holds all
-        /// changes up to one moment and none after it.
-        /// Idempotent by snapshot_id: the same volume returns the existing snapshot,
-        /// another fails with ALREADY_EXISTS; ABORTED while it is being made.
-        /// NOT_FOUND: no such volume; INVALID_ARGUMENT: bad id or labels;
-        /// FAILED_PRECONDITION: the pool's file system shares no extents, or the volume
-        /// has too many files to be copied within the longest pause;
-        /// RESOURCE_EXHAUSTED: the pool cannot keep what the volume uses twice.
+        /// Creates a snapshot of a volume. Its files share their extents with those of
+        /// the volume (reflink), so it uses no space until either of them changes, and it
+        /// outlives the volume. Changes of the volume wait while the snapshot is created:
+        /// it contains all changes up to one moment, and none after it.
+        /// Idempotent by snapshot_id: the same volume returns the existing snapshot.
+        /// ALREADY_EXISTS: it is of another volume; ABORTED: it is being created;
+        /// NOT_FOUND: the volume does not exist; INVALID_ARGUMENT: invalid ID or labels;
+        /// FAILED_PRECONDITION: the pool's file system cannot share extents, or the
+        /// volume has too many files to copy within the longest pause;
+        /// RESOURCE_EXHAUSTED: the pool cannot hold the volume's data twice.
         pub async fn create_snapshot(
             &mut self,
             request: impl tonic::IntoRequest<super::CreateSnapshotRequest>,
@@ -881,8 +926,8 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "CreateSnapshot"));
             self.inner.unary(req, path, codec).await
         }
-        /// Removes a snapshot. One that is not there is no error. ABORTED while a volume
-        /// is being made of it.
+        /// Deletes a snapshot. Succeeds if the snapshot does not exist. ABORTED: a volume
+        /// is being created from it; INVALID_ARGUMENT: it belongs to a group.
         pub async fn delete_snapshot(
             &mut self,
             request: impl tonic::IntoRequest<super::DeleteSnapshotRequest>,
@@ -907,7 +952,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "DeleteSnapshot"));
             self.inner.unary(req, path, codec).await
         }
-        /// Snapshots in order of their id.
+        /// Lists snapshots in the order of their IDs.
         pub async fn list_snapshots(
             &mut self,
             request: impl tonic::IntoRequest<super::ListSnapshotsRequest>,
@@ -932,7 +977,67 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "ListSnapshots"));
             self.inner.unary(req, path, codec).await
         }
-        /// Pools with their capacity.
+        /// Creates one snapshot of each of several volumes, all of the same moment:
+        /// changes of all these volumes wait until the last snapshot is complete. Creates
+        /// all of them or none.
+        /// Idempotent by group_id: the same members return the existing group. Errors are
+        /// those of CreateSnapshot. ALREADY_EXISTS: the group has other members, or a
+        /// snapshot_id is in use.
+        pub async fn create_snapshot_group(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CreateSnapshotGroupRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateSnapshotGroupResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/forebay.admin.v1.Admin/CreateSnapshotGroup",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("forebay.admin.v1.Admin", "CreateSnapshotGroup"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Deletes all snapshots of a group. Succeeds if the group does not exist.
+        /// ABORTED: the group is being created, or a volume from one of its snapshots.
+        pub async fn delete_snapshot_group(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeleteSnapshotGroupRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteSnapshotGroupResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/forebay.admin.v1.Admin/DeleteSnapshotGroup",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("forebay.admin.v1.Admin", "DeleteSnapshotGroup"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists pools with their capacity.
         pub async fn list_pools(
             &mut self,
             request: impl tonic::IntoRequest<super::ListPoolsRequest>,
@@ -957,7 +1062,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "ListPools"));
             self.inner.unary(req, path, codec).await
         }
-        /// SMB sessions in being.
+        /// Lists SMB sessions.
         pub async fn list_sessions(
             &mut self,
             request: impl tonic::IntoRequest<super::ListSessionsRequest>,
@@ -982,7 +1087,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "ListSessions"));
             self.inner.unary(req, path, codec).await
         }
-        /// Open files and directories.
+        /// Lists open files and directories.
         pub async fn list_open_files(
             &mut self,
             request: impl tonic::IntoRequest<super::ListOpenFilesRequest>,
@@ -1007,7 +1112,7 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "ListOpenFiles"));
             self.inner.unary(req, path, codec).await
         }
-        /// Closes a session and all its opens. A session that is not there is no error.
+        /// Closes a session and all its opens. Succeeds if the session does not exist.
         pub async fn close_session(
             &mut self,
             request: impl tonic::IntoRequest<super::CloseSessionRequest>,
@@ -1032,10 +1137,10 @@ pub mod admin_client {
                 .insert(GrpcMethod::new("forebay.admin.v1.Admin", "CloseSession"));
             self.inner.unary(req, path, codec).await
         }
-        /// Takes no more connections and requests, finishes those in flight, and ends
-        /// the connections; clients connect again and repeat what was not answered.
-        /// Answers at once: GetServerInfo says how far it is. Cannot be taken back;
-        /// draining again changes nothing but may add exit.
+        /// Accepts no more connections and requests, completes requests in flight, and
+        /// closes the connections. Clients reconnect and repeat requests without a
+        /// response. Returns immediately; GetServerInfo reports the progress. Draining
+        /// cannot be undone. A second call can only add exit.
         pub async fn drain(
             &mut self,
             request: impl tonic::IntoRequest<super::DrainRequest>,
@@ -1072,7 +1177,7 @@ pub mod admin_server {
     /// Generated trait containing gRPC methods that should be implemented for use with AdminServer.
     #[async_trait]
     pub trait Admin: std::marker::Send + std::marker::Sync + 'static {
-        /// Version, uptime, limits and what this server can do.
+        /// Returns the server's version, state, transports and problems.
         async fn get_server_info(
             &self,
             request: tonic::Request<super::GetServerInfoRequest>,
@@ -1080,12 +1185,13 @@ pub mod admin_server {
             tonic::Response<super::GetServerInfoResponse>,
             tonic::Status,
         >;
-        /// Makes a volume: a directory of a pool with a hard capacity and its own
+        /// Creates a volume: a directory of a pool with a hard capacity and its own
         /// credentials, served as the share \\server\<volume_id>.
-        /// Idempotent by volume_id: the same parameters return the existing volume;
-        /// others fail with ALREADY_EXISTS; ABORTED while it is being made.
-        /// INVALID_ARGUMENT: bad id, size or pool; NOT_FOUND: no such source; RESOURCE_EXHAUSTED: the pool cannot
-        /// hold it; FAILED_PRECONDITION: the pool has no quota and quota is not "none".
+        /// Idempotent by volume_id: the same parameters return the existing volume.
+        /// ALREADY_EXISTS: it exists with other parameters; ABORTED: it is being
+        /// created; INVALID_ARGUMENT: invalid ID, size or pool; NOT_FOUND: the source
+        /// does not exist; RESOURCE_EXHAUSTED: the pool has too little space;
+        /// FAILED_PRECONDITION: the pool has no quota and quota is not QUOTA_NONE.
         async fn create_volume(
             &self,
             request: tonic::Request<super::CreateVolumeRequest>,
@@ -1093,8 +1199,8 @@ pub mod admin_server {
             tonic::Response<super::CreateVolumeResponse>,
             tonic::Status,
         >;
-        /// Removes a volume and all its data. A volume that is not there is no error.
-        /// FAILED_PRECONDITION while it has open files, unless force is set.
+        /// Deletes a volume and all its data. Succeeds if the volume does not exist.
+        /// FAILED_PRECONDITION: it has open files and force is not set.
         async fn delete_volume(
             &self,
             request: tonic::Request<super::DeleteVolumeRequest>,
@@ -1102,8 +1208,8 @@ pub mod admin_server {
             tonic::Response<super::DeleteVolumeResponse>,
             tonic::Status,
         >;
-        /// Raises a volume's hard capacity. Never shrinks: a smaller size returns the
-        /// present one. NOT_FOUND, RESOURCE_EXHAUSTED, INVALID_ARGUMENT.
+        /// Raises a volume's hard capacity. Never shrinks a volume: a smaller size
+        /// returns the current one. NOT_FOUND, RESOURCE_EXHAUSTED, INVALID_ARGUMENT.
         async fn expand_volume(
             &self,
             request: tonic::Request<super::ExpandVolumeRequest>,
@@ -1111,7 +1217,7 @@ pub mod admin_server {
             tonic::Response<super::ExpandVolumeResponse>,
             tonic::Status,
         >;
-        /// Volumes in order of their id.
+        /// Lists volumes in the order of their IDs.
         async fn list_volumes(
             &self,
             request: tonic::Request<super::ListVolumesRequest>,
@@ -1119,7 +1225,7 @@ pub mod admin_server {
             tonic::Response<super::ListVolumesResponse>,
             tonic::Status,
         >;
-        /// One volume with its present use. NOT_FOUND.
+        /// Returns one volume with its current usage. NOT_FOUND.
         async fn stat_volume(
             &self,
             request: tonic::Request<super::StatVolumeRequest>,
@@ -1127,8 +1233,8 @@ pub mod admin_server {
             tonic::Response<super::StatVolumeResponse>,
             tonic::Status,
         >;
-        /// Replaces a volume's credentials. The previous ones stay valid for new
-        /// sessions when keep_previous is set (rotation), sessions in being go on.
+        /// Replaces a volume's credentials. The previous ones remain valid for new
+        /// sessions if keep_previous is set (rotation). Existing sessions continue.
         async fn set_credentials(
             &self,
             request: tonic::Request<super::SetCredentialsRequest>,
@@ -1136,22 +1242,22 @@ pub mod admin_server {
             tonic::Response<super::SetCredentialsResponse>,
             tonic::Status,
         >;
-        /// Replaces a volume's limits and priority: at once, also for sessions in
-        /// being. INVALID_ARGUMENT, NOT_FOUND.
+        /// Replaces a volume's limits and priority. Takes effect immediately, also for
+        /// existing sessions. INVALID_ARGUMENT, NOT_FOUND.
         async fn set_qos(
             &self,
             request: tonic::Request<super::SetQosRequest>,
         ) -> std::result::Result<tonic::Response<super::SetQosResponse>, tonic::Status>;
-        /// Keeps a volume as it is now: its files share their extents with the volume's
-        /// (reflink), so it takes no space until either is changed, and it stays when the
-        /// volume is deleted. Changes of the volume wait while it is made, so it holds all
-        /// changes up to one moment and none after it.
-        /// Idempotent by snapshot_id: the same volume returns the existing snapshot,
-        /// another fails with ALREADY_EXISTS; ABORTED while it is being made.
-        /// NOT_FOUND: no such volume; INVALID_ARGUMENT: bad id or labels;
-        /// FAILED_PRECONDITION: the pool's file system shares no extents, or the volume
-        /// has too many files to be copied within the longest pause;
-        /// RESOURCE_EXHAUSTED: the pool cannot keep what the volume uses twice.
+        /// Creates a snapshot of a volume. Its files share their extents with those of
+        /// the volume (reflink), so it uses no space until either of them changes, and it
+        /// outlives the volume. Changes of the volume wait while the snapshot is created:
+        /// it contains all changes up to one moment, and none after it.
+        /// Idempotent by snapshot_id: the same volume returns the existing snapshot.
+        /// ALREADY_EXISTS: it is of another volume; ABORTED: it is being created;
+        /// NOT_FOUND: the volume does not exist; INVALID_ARGUMENT: invalid ID or labels;
+        /// FAILED_PRECONDITION: the pool's file system cannot share extents, or the
+        /// volume has too many files to copy within the longest pause;
+        /// RESOURCE_EXHAUSTED: the pool cannot hold the volume's data twice.
         async fn create_snapshot(
             &self,
             request: tonic::Request<super::CreateSnapshotRequest>,
@@ -1159,8 +1265,8 @@ pub mod admin_server {
             tonic::Response<super::CreateSnapshotResponse>,
             tonic::Status,
         >;
-        /// Removes a snapshot. One that is not there is no error. ABORTED while a volume
-        /// is being made of it.
+        /// Deletes a snapshot. Succeeds if the snapshot does not exist. ABORTED: a volume
+        /// is being created from it; INVALID_ARGUMENT: it belongs to a group.
         async fn delete_snapshot(
             &self,
             request: tonic::Request<super::DeleteSnapshotRequest>,
@@ -1168,7 +1274,7 @@ pub mod admin_server {
             tonic::Response<super::DeleteSnapshotResponse>,
             tonic::Status,
         >;
-        /// Snapshots in order of their id.
+        /// Lists snapshots in the order of their IDs.
         async fn list_snapshots(
             &self,
             request: tonic::Request<super::ListSnapshotsRequest>,
@@ -1176,7 +1282,29 @@ pub mod admin_server {
             tonic::Response<super::ListSnapshotsResponse>,
             tonic::Status,
         >;
-        /// Pools with their capacity.
+        /// Creates one snapshot of each of several volumes, all of the same moment:
+        /// changes of all these volumes wait until the last snapshot is complete. Creates
+        /// all of them or none.
+        /// Idempotent by group_id: the same members return the existing group. Errors are
+        /// those of CreateSnapshot. ALREADY_EXISTS: the group has other members, or a
+        /// snapshot_id is in use.
+        async fn create_snapshot_group(
+            &self,
+            request: tonic::Request<super::CreateSnapshotGroupRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CreateSnapshotGroupResponse>,
+            tonic::Status,
+        >;
+        /// Deletes all snapshots of a group. Succeeds if the group does not exist.
+        /// ABORTED: the group is being created, or a volume from one of its snapshots.
+        async fn delete_snapshot_group(
+            &self,
+            request: tonic::Request<super::DeleteSnapshotGroupRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteSnapshotGroupResponse>,
+            tonic::Status,
+        >;
+        /// Lists pools with their capacity.
         async fn list_pools(
             &self,
             request: tonic::Request<super::ListPoolsRequest>,
@@ -1184,7 +1312,7 @@ pub mod admin_server {
             tonic::Response<super::ListPoolsResponse>,
             tonic::Status,
         >;
-        /// SMB sessions in being.
+        /// Lists SMB sessions.
         async fn list_sessions(
             &self,
             request: tonic::Request<super::ListSessionsRequest>,
@@ -1192,7 +1320,7 @@ pub mod admin_server {
             tonic::Response<super::ListSessionsResponse>,
             tonic::Status,
         >;
-        /// Open files and directories.
+        /// Lists open files and directories.
         async fn list_open_files(
             &self,
             request: tonic::Request<super::ListOpenFilesRequest>,
@@ -1200,7 +1328,7 @@ pub mod admin_server {
             tonic::Response<super::ListOpenFilesResponse>,
             tonic::Status,
         >;
-        /// Closes a session and all its opens. A session that is not there is no error.
+        /// Closes a session and all its opens. Succeeds if the session does not exist.
         async fn close_session(
             &self,
             request: tonic::Request<super::CloseSessionRequest>,
@@ -1208,10 +1336,10 @@ pub mod admin_server {
             tonic::Response<super::CloseSessionResponse>,
             tonic::Status,
         >;
-        /// Takes no more connections and requests, finishes those in flight, and ends
-        /// the connections; clients connect again and repeat what was not answered.
-        /// Answers at once: GetServerInfo says how far it is. Cannot be taken back;
-        /// draining again changes nothing but may add exit.
+        /// Accepts no more connections and requests, completes requests in flight, and
+        /// closes the connections. Clients reconnect and repeat requests without a
+        /// response. Returns immediately; GetServerInfo reports the progress. Draining
+        /// cannot be undone. A second call can only add exit.
         async fn drain(
             &self,
             request: tonic::Request<super::DrainRequest>,
@@ -1767,6 +1895,96 @@ pub mod admin_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListSnapshotsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/forebay.admin.v1.Admin/CreateSnapshotGroup" => {
+                    #[allow(non_camel_case_types)]
+                    struct CreateSnapshotGroupSvc<T: Admin>(pub Arc<T>);
+                    impl<
+                        T: Admin,
+                    > tonic::server::UnaryService<super::CreateSnapshotGroupRequest>
+                    for CreateSnapshotGroupSvc<T> {
+                        type Response = super::CreateSnapshotGroupResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CreateSnapshotGroupRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::create_snapshot_group(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CreateSnapshotGroupSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/forebay.admin.v1.Admin/DeleteSnapshotGroup" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeleteSnapshotGroupSvc<T: Admin>(pub Arc<T>);
+                    impl<
+                        T: Admin,
+                    > tonic::server::UnaryService<super::DeleteSnapshotGroupRequest>
+                    for DeleteSnapshotGroupSvc<T> {
+                        type Response = super::DeleteSnapshotGroupResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeleteSnapshotGroupRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::delete_snapshot_group(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeleteSnapshotGroupSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

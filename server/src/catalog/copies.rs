@@ -16,8 +16,8 @@ use super::{
 };
 use crate::clock;
 use crate::config::PoolQuota;
-use crate::gate::Gate;
-use crate::limits::{COPY_PATIENCE, COPY_PAUSE_MAX, SNAPSHOTS_MAX, SNAPSHOTS_SHOWN_MAX};
+use crate::gate::{Closed, Gate};
+use crate::limits::{COPY_PATIENCE, COPY_PAUSE_MAX, SNAPSHOT_GROUP_MAX, SNAPSHOTS_MAX, SNAPSHOTS_SHOWN_MAX};
 use crate::pool::{Copied, CopyError, Copying, copy_tree};
 use crate::snapshot::Snapshot;
 use crate::volume::{Phase, Source};
@@ -31,6 +31,34 @@ pub struct FoundSnapshot {
     pub pool: String,
 }
 
+/// A snapshot to be made.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Its id.
+    pub snapshot_id: String,
+    /// Its source.
+    pub volume_id: String,
+}
+
+/// Selects snapshots. An empty field selects all.
+#[derive(Clone, Debug, Default)]
+pub struct SnapshotFilter {
+    /// The snapshot with this id.
+    pub snapshot_id: String,
+    /// Snapshots of this volume.
+    pub volume_id: String,
+    /// Snapshots of this group.
+    pub group_id: String,
+}
+
+/// A tree to be copied.
+struct Copy {
+    source: Source,
+    copying: Copying,
+    /// The gate of a source that may change.
+    gate: Option<Arc<Gate>>,
+}
+
 impl Catalog {
     /// Makes a snapshot of a volume; returns an existing snapshot of the same volume.
     ///
@@ -38,82 +66,156 @@ impl Catalog {
     /// Why the snapshot was not made.
     pub fn create_snapshot(
         &self,
-        id: &str,
-        volume_id: &str,
-        labels: BTreeMap<String, String>,
+        member: Member,
+        labels: &BTreeMap<String, String>,
     ) -> Result<FoundSnapshot, CatalogError> {
-        check_id("snapshot_id", id)?;
-        check_labels(&labels)?;
-        let mut state = self.lock();
-        if let Some((index, snapshot)) = state.snapshot(id) {
-            return match snapshot.phase {
-                Phase::Making => Err(CatalogError::Busy(format!("snapshot {id} is being made"))),
-                Phase::Deleting => Err(CatalogError::Busy(format!("snapshot {id} is being deleted"))),
-                Phase::Ready if snapshot.volume_id != volume_id => Err(CatalogError::Exists(format!(
+        check_id("snapshot_id", &member.snapshot_id)?;
+        check_labels(labels)?;
+        let state = self.lock();
+        if let Some((index, snapshot)) = state.snapshot(&member.snapshot_id) {
+            check_is_ready(&snapshot)?;
+            let id = &member.snapshot_id;
+            return match &snapshot.group_id {
+                Some(group) => {
+                    Err(CatalogError::Exists(format!("snapshot {id} exists and belongs to group {group}")))
+                }
+                None if snapshot.volume_id != member.volume_id => Err(CatalogError::Exists(format!(
                     "snapshot {id} exists and is of volume {}",
                     snapshot.volume_id
                 ))),
-                Phase::Ready => Ok(FoundSnapshot { pool: state.pools[index].name.clone(), snapshot }),
+                None => Ok(FoundSnapshot { pool: state.pools[index].name.clone(), snapshot }),
             };
         }
-        if state.pools.iter().map(|pool| pool.snapshots.len()).sum::<usize>() >= SNAPSHOTS_MAX {
-            return Err(CatalogError::Exhausted(format!("the server has its {SNAPSHOTS_MAX} snapshots")));
+        let made = self.make_snapshots(state, &[member], labels, None)?;
+        Ok(made.into_iter().next().expect("one for each member"))
+    }
+
+    /// Makes a snapshot of each of several volumes, all of the same moment, or none. Returns those of an existing group with
+    /// the same members, in the order of `members`.
+    ///
+    /// # Errors
+    /// Why the snapshots were not made.
+    pub fn create_snapshot_group(
+        &self,
+        group_id: &str,
+        members: &[Member],
+        labels: &BTreeMap<String, String>,
+    ) -> Result<Vec<FoundSnapshot>, CatalogError> {
+        check_id("group_id", group_id)?;
+        check_labels(labels)?;
+        check_members(members)?;
+        let state = self.lock();
+        let mut found = state.group(group_id);
+        if !found.is_empty() {
+            found.iter().try_for_each(|found| check_is_ready(&found.snapshot))?;
+            let of = |member: &Member| {
+                let matches =
+                    |s: &Snapshot| s.snapshot_id == member.snapshot_id && s.volume_id == member.volume_id;
+                members.len() == found.len() && found.iter().any(|found| matches(&found.snapshot))
+            };
+            if !members.iter().all(of) {
+                return Err(CatalogError::Exists(format!("group {group_id} exists with other members")));
+            }
+            let place = |id: &str| members.iter().position(|member| member.snapshot_id == id);
+            found.sort_by_key(|found| place(&found.snapshot.snapshot_id));
+            return Ok(found);
         }
-        let index = state.index_of(volume_id)?;
-        state.check_shares_extents(index)?;
-        let gate = state.gate(volume_id);
-        let pool = &mut state.pools[index];
-        let record = pool.records[volume_id].clone();
-        let used_bytes = pool.usage(&record).bytes;
-        if pool.quota == PoolQuota::Project {
-            let room = pool.unprovisioned()?;
-            if used_bytes > room {
-                return Err(CatalogError::Exhausted(no_room(pool, used_bytes, room)));
+        if let Some(taken) = members.iter().find(|member| state.snapshot(&member.snapshot_id).is_some()) {
+            return Err(CatalogError::Exists(format!("snapshot {} exists", taken.snapshot_id)));
+        }
+        self.make_snapshots(state, members, labels, Some(group_id))
+    }
+
+    /// Makes snapshots of different volumes, all of the same moment, or none.
+    fn make_snapshots(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        members: &[Member],
+        labels: &BTreeMap<String, String>,
+        group_id: Option<&str>,
+    ) -> Result<Vec<FoundSnapshot>, CatalogError> {
+        let existing: usize = state.pools.iter().map(|pool| pool.snapshots.len()).sum();
+        if existing + members.len() > SNAPSHOTS_MAX {
+            return Err(CatalogError::Exhausted(format!(
+                "the server has {existing} snapshots, and at most {SNAPSHOTS_MAX}"
+            )));
+        }
+        let created = clock::wall().0;
+        let mut wanted: BTreeMap<usize, u64> = BTreeMap::new();
+        let mut planned = Vec::new();
+        for Member { snapshot_id, volume_id } in members {
+            let index = state.index_of(volume_id)?;
+            state.check_shares_extents(index)?;
+            let pool = &state.pools[index];
+            let record = &pool.records[volume_id];
+            let used_bytes = pool.usage(record).bytes;
+            if pool.quota == PoolQuota::Project {
+                let wanted = wanted.entry(index).or_default();
+                *wanted = wanted.saturating_add(used_bytes);
+                let room = pool.unprovisioned()?;
+                if *wanted > room {
+                    return Err(CatalogError::Exhausted(no_room(pool, *wanted, room)));
+                }
+            }
+            let snapshot = Snapshot {
+                snapshot_id: snapshot_id.clone(),
+                volume_id: volume_id.clone(),
+                capacity_bytes: record.capacity_bytes,
+                used_bytes,
+                project: None,
+                labels: labels.clone(),
+                created,
+                group_id: group_id.map(str::to_owned),
+                phase: Phase::Making,
+            };
+            planned.push((index, snapshot));
+        }
+        let mut copies = Vec::new();
+        for (index, snapshot) in planned {
+            let gate = state.gate(&snapshot.volume_id);
+            let pool = &mut state.pools[index];
+            let source = Source::Volume(snapshot.volume_id.clone());
+            match pool.begin_snapshot(snapshot.clone(), &pool.data_path(&snapshot.volume_id)) {
+                Ok(copying) => copies.push(Copy { source, copying, gate }),
+                Err(reason) => {
+                    state.discard(members);
+                    return Err(reason.into());
+                }
             }
         }
-        let snapshot = Snapshot {
-            snapshot_id: id.to_owned(),
-            volume_id: volume_id.to_owned(),
-            capacity_bytes: record.capacity_bytes,
-            used_bytes,
-            project: None,
-            labels,
-            created: clock::wall().0,
-            phase: Phase::Making,
-        };
-        let source = pool.data_path(volume_id);
-        let copying = pool.begin_snapshot(snapshot, &source)?;
-        let (mut state, copied) =
-            self.copy(state, Source::Volume(volume_id.to_owned()), &copying, gate.as_ref());
-        let pool = &mut state.pools[index];
-        let done = copied.and_then(|copied| {
-            pool.complete_snapshot(id)?;
+        let (mut state, copied) = self.copy(state, &copies);
+        let completed = copied.and_then(|copied| {
+            for Member { snapshot_id, .. } in members {
+                let Some((index, _)) = state.snapshot(snapshot_id) else { continue };
+                state.pools[index].complete_snapshot(snapshot_id)?;
+            }
             Ok(copied)
         });
-        match done {
-            Ok(Copied { inodes, .. }) => {
-                self.show_snapshots(&mut state, volume_id);
-                let pool = &state.pools[index];
-                let snapshot = pool.snapshots[id].clone();
-                let used_bytes = snapshot.used_bytes;
-                info!(
-                    snapshot = id,
-                    volume = volume_id,
-                    pool = pool.name,
-                    inodes,
-                    used_bytes,
-                    "snapshot created"
-                );
-                Ok(FoundSnapshot { pool: pool.name.clone(), snapshot })
-            }
+        let copied = match completed {
+            Ok(copied) => copied,
             Err(reason) => {
-                if let Err(left) = pool.delete_snapshot(id) {
-                    error!(snapshot = id, error = %left, "a snapshot that failed will be removed at the next start");
-                }
-                empty_trash(pool);
-                Err(reason)
+                state.discard(members);
+                return Err(reason);
             }
+        };
+        let mut made = Vec::new();
+        for (Member { snapshot_id, volume_id }, Copied { inodes, .. }) in members.iter().zip(copied) {
+            self.show_snapshots(&mut state, volume_id);
+            let Some((index, snapshot)) = state.snapshot(snapshot_id) else { continue };
+            let pool = state.pools[index].name.clone();
+            let used_bytes = snapshot.used_bytes;
+            info!(
+                snapshot = snapshot_id,
+                volume = volume_id,
+                group = group_id,
+                pool,
+                inodes,
+                used_bytes,
+                "snapshot created"
+            );
+            made.push(FoundSnapshot { snapshot, pool });
         }
+        Ok(made)
     }
 
     /// Removes a snapshot; a missing snapshot is not an error.
@@ -123,40 +225,69 @@ impl Catalog {
     pub fn delete_snapshot(&self, id: &str) -> Result<(), CatalogError> {
         let mut state = self.lock();
         let Some((index, snapshot)) = state.snapshot(id) else { return Ok(()) };
-        if snapshot.phase == Phase::Making {
-            return Err(CatalogError::Busy(format!("snapshot {id} is being made")));
+        if let Some(group) = &snapshot.group_id {
+            return Err(CatalogError::Invalid(format!(
+                "snapshot {id} belongs to group {group}, and is deleted with it"
+            )));
         }
-        if state.sources.contains(&Source::Snapshot(id.to_owned())) {
-            return Err(CatalogError::Busy(format!("a volume is being made of snapshot {id}")));
+        state.check_is_idle(&snapshot)?;
+        self.delete_found(&mut state, index, &snapshot)
+    }
+
+    /// Removes all snapshots of a group; a missing group is not an error.
+    ///
+    /// # Errors
+    /// Why a snapshot was not removed; others of the group may be removed then, and a repeated call removes the rest.
+    pub fn delete_snapshot_group(&self, group_id: &str) -> Result<(), CatalogError> {
+        let mut state = self.lock();
+        let found = state.group(group_id);
+        found.iter().try_for_each(|found| state.check_is_idle(&found.snapshot))?;
+        for FoundSnapshot { snapshot, .. } in found {
+            let Some((index, _)) = state.snapshot(&snapshot.snapshot_id) else { continue };
+            self.delete_found(&mut state, index, &snapshot)?;
         }
-        let deleted = state.pools[index].delete_snapshot(id);
-        // Its open files stay readable until they are closed.
-        state.shown.remove(id);
-        self.show_snapshots(&mut state, &snapshot.volume_id);
-        deleted?;
-        empty_trash(&state.pools[index]);
-        info!(snapshot = id, "snapshot deleted");
         Ok(())
     }
 
-    /// At most `limit` snapshots with ids after `after`, in order of their id, and whether there are more. `id` and
-    /// `volume_id` restrict the list to one snapshot and to one volume's snapshots, unless they are empty.
+    fn delete_found(&self, state: &mut State, index: usize, snapshot: &Snapshot) -> Result<(), CatalogError> {
+        let id = &snapshot.snapshot_id;
+        let deleted = state.pools[index].delete_snapshot(id);
+        // Its open files stay readable until they are closed.
+        state.shown.remove(id);
+        self.show_snapshots(state, &snapshot.volume_id);
+        deleted?;
+        empty_trash(&state.pools[index]);
+        info!(snapshot = id, group = snapshot.group_id, "snapshot deleted");
+        Ok(())
+    }
+
+    /// Removes the other snapshots of groups that were being made or deleted when the server ended.
+    pub(super) fn delete_incomplete_groups(state: &mut State) {
+        let groups: BTreeSet<String> =
+            state.pools.iter().flat_map(|pool| pool.incomplete_groups.iter().cloned()).collect();
+        let rest: Vec<FoundSnapshot> = groups.iter().flat_map(|id| state.group(id)).collect();
+        rest.iter().for_each(|found| state.discard_one(&found.snapshot.snapshot_id));
+    }
+
+    /// At most `limit` snapshots that `filter` selects, with ids after `after`, in order of their id, and whether there are
+    /// more.
     #[must_use]
     pub fn list_snapshots(
         &self,
         after: &str,
         limit: usize,
-        id: &str,
-        volume_id: &str,
+        filter: &SnapshotFilter,
     ) -> (Vec<FoundSnapshot>, bool) {
+        let SnapshotFilter { snapshot_id: id, volume_id, group_id } = filter;
         let state = self.lock();
         let mut all: Vec<FoundSnapshot> = state
             .pools
             .iter()
             .flat_map(|pool| pool.snapshots.values().map(move |snapshot| (pool, snapshot)))
             .filter(|(_, snapshot)| snapshot.phase == Phase::Ready && snapshot.snapshot_id.as_str() > after)
-            .filter(|(_, snapshot)| id.is_empty() || snapshot.snapshot_id == id)
-            .filter(|(_, snapshot)| volume_id.is_empty() || snapshot.volume_id == volume_id)
+            .filter(|(_, snapshot)| id.is_empty() || snapshot.snapshot_id == *id)
+            .filter(|(_, snapshot)| volume_id.is_empty() || snapshot.volume_id == *volume_id)
+            .filter(|(_, snapshot)| group_id.is_empty() || snapshot.group_id.as_ref() == Some(group_id))
             .map(|(pool, snapshot)| FoundSnapshot { snapshot: snapshot.clone(), pool: pool.name.clone() })
             .collect();
         all.sort_by(|a, b| a.snapshot.snapshot_id.cmp(&b.snapshot.snapshot_id));
@@ -200,7 +331,7 @@ impl Catalog {
         }
         let quota = admit(pool, wish)?;
         let copying = pool.begin(wish.record(quota), &path)?;
-        let (mut state, copied) = self.copy(state, source.clone(), &copying, gate.as_ref());
+        let (mut state, copied) = self.copy(state, &[Copy { source: source.clone(), copying, gate }]);
         let pool = &mut state.pools[index];
         if let Err(reason) = copied.and_then(|_| Ok(pool.complete(&wish.volume_id)?)) {
             remove_failed(pool, &wish.volume_id);
@@ -244,20 +375,20 @@ impl Catalog {
         self.server.set_snapshots(volume_id, configs.collect());
     }
 
-    /// Copies a tree and puts it on stable storage, without holding the lock.
+    /// Copies trees, all of the same moment, and puts them on stable storage, without holding the lock.
     fn copy<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
-        source: Source,
-        copying: &Copying,
-        gate: Option<&Arc<Gate>>,
-    ) -> (MutexGuard<'a, State>, Result<Copied, CatalogError>) {
-        state.sources.push(source.clone());
+        copies: &[Copy],
+    ) -> (MutexGuard<'a, State>, Result<Vec<Copied>, CatalogError>) {
+        state.sources.extend(copies.iter().map(|copy| copy.source.clone()));
         drop(state);
-        let copied = copy_and_sync(copying, gate);
+        let copied = copy_and_sync(copies);
         let mut state = self.lock();
-        if let Some(at) = state.sources.iter().position(|of| *of == source) {
-            state.sources.swap_remove(at);
+        for Copy { source, .. } in copies {
+            if let Some(at) = state.sources.iter().position(|of| of == source) {
+                state.sources.swap_remove(at);
+            }
         }
         (state, copied)
     }
@@ -291,6 +422,40 @@ impl State {
         pools.find_map(|(index, pool)| pool.snapshots.get(id).map(|snapshot| (index, snapshot.clone())))
     }
 
+    /// The snapshots of a group, whatever their phase.
+    fn group(&self, group_id: &str) -> Vec<FoundSnapshot> {
+        let all = self.pools.iter().flat_map(|pool| pool.snapshots.values().map(move |s| (pool, s)));
+        all.filter(|(_, snapshot)| snapshot.group_id.as_deref() == Some(group_id))
+            .map(|(pool, snapshot)| FoundSnapshot { snapshot: snapshot.clone(), pool: pool.name.clone() })
+            .collect()
+    }
+
+    /// Whether nothing is copied to or from a snapshot.
+    fn check_is_idle(&self, snapshot: &Snapshot) -> Result<(), CatalogError> {
+        let id = &snapshot.snapshot_id;
+        if snapshot.phase == Phase::Making {
+            return Err(CatalogError::Busy(format!("snapshot {id} is being made")));
+        }
+        if self.sources.contains(&Source::Snapshot(id.clone())) {
+            return Err(CatalogError::Busy(format!("a volume is being made of snapshot {id}")));
+        }
+        Ok(())
+    }
+
+    /// Removes snapshots that could not all be made.
+    fn discard(&mut self, members: &[Member]) {
+        members.iter().for_each(|member| self.discard_one(&member.snapshot_id));
+    }
+
+    fn discard_one(&mut self, id: &str) {
+        let Some((index, _)) = self.snapshot(id) else { return };
+        let pool = &mut self.pools[index];
+        if let Err(left) = pool.delete_snapshot(id) {
+            error!(snapshot = id, error = %left, "a snapshot that failed will be removed at the next start");
+        }
+        empty_trash(pool);
+    }
+
     /// The gate of a volume that is served; a volume that is not served does not change.
     fn gate(&self, volume_id: &str) -> Option<Arc<Gate>> {
         self.served.get(volume_id).map(|volume| Arc::clone(volume.gate()))
@@ -305,40 +470,70 @@ impl State {
     }
 }
 
-fn copy_and_sync(copying: &Copying, gate: Option<&Arc<Gate>>) -> Result<Copied, CatalogError> {
+fn check_is_ready(snapshot: &Snapshot) -> Result<(), CatalogError> {
+    let id = &snapshot.snapshot_id;
+    match snapshot.phase {
+        Phase::Ready => Ok(()),
+        Phase::Making => Err(CatalogError::Busy(format!("snapshot {id} is being made"))),
+        Phase::Deleting => Err(CatalogError::Busy(format!("snapshot {id} is being deleted"))),
+    }
+}
+
+fn check_members(members: &[Member]) -> Result<(), CatalogError> {
+    if members.is_empty() || members.len() > SNAPSHOT_GROUP_MAX {
+        return Err(CatalogError::Invalid(format!(
+            "a group has 1 to {SNAPSHOT_GROUP_MAX} members, not {}",
+            members.len()
+        )));
+    }
+    let (mut ids, mut volumes) = (BTreeSet::new(), BTreeSet::new());
+    for Member { snapshot_id, volume_id } in members {
+        check_id("snapshot_id", snapshot_id)?;
+        if !ids.insert(snapshot_id) || !volumes.insert(volume_id) {
+            let shown: String = volume_id.chars().take(80).collect();
+            return Err(CatalogError::Invalid(format!(
+                "volume {shown:?} or its snapshot {snapshot_id} is in the group twice"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn copy_and_sync(copies: &[Copy]) -> Result<Vec<Copied>, CatalogError> {
     let failed = |reason: CopyError| match reason {
         reason if reason.is_full() => CatalogError::Exhausted(format!("the copy does not fit: {reason}")),
         reason => CatalogError::Precondition(format!("it cannot be copied: {reason}")),
     };
-    let sync = || {
-        rustix::fs::syncfs(&copying.target)
+    let sync = |copy: &Copy| {
+        rustix::fs::syncfs(&copy.copying.target)
             .map_err(|errno| CatalogError::Precondition(format!("the pool cannot be synced: {errno}")))
     };
-    let closed =
-        match gate {
-            Some(gate) => {
-                // Write dirty data now, and not while clients wait.
-                sync()?;
-                let closed = gate.close(COPY_PATIENCE);
-                Some(closed.map_err(|reason| {
-                    CatalogError::Busy(format!("the volume cannot be copied now: {reason}"))
-                })?)
-            }
-            None => None,
-        };
+    let gates: Vec<&Arc<Gate>> = copies.iter().filter_map(|copy| copy.gate.as_ref()).collect();
+    if !gates.is_empty() {
+        // Write dirty data now, and not while clients wait.
+        copies.iter().try_for_each(sync)?;
+    }
+    // All gates are closed before the first copy, so that the copies are of one moment.
+    let close = |gate: &Arc<Gate>| {
+        gate.close(COPY_PATIENCE)
+            .map_err(|reason| CatalogError::Busy(format!("the volume cannot be copied now: {reason}")))
+    };
+    let closed = gates.iter().map(|gate| close(gate)).collect::<Result<Vec<Closed>, _>>()?;
     let begun = Instant::now();
-    let until = closed.is_some().then(|| begun + COPY_PAUSE_MAX);
-    let copied = copy_tree(&copying.source, &copying.target, until).map_err(failed)?;
+    let until = (!closed.is_empty()).then(|| begun + COPY_PAUSE_MAX);
+    let copied = copies
+        .iter()
+        .map(|Copy { copying, .. }| copy_tree(&copying.source, &copying.target, until).map_err(failed))
+        .collect::<Result<Vec<Copied>, _>>()?;
     drop(closed);
-    if gate.is_some() {
-        info!(inodes = copied.inodes, pause = ?begun.elapsed(), "changes of the volume waited while it was copied");
+    if !gates.is_empty() {
+        let inodes = copied.iter().map(|copied| copied.inodes).sum::<u64>();
+        info!(volumes = gates.len(), inodes, pause = ?begun.elapsed(), "changes waited while volumes were copied");
     }
-    if copied.left_out > 0 {
-        warn!(
-            entries = copied.left_out,
-            "links, devices, sockets and pipes are not served, and not in the copy"
-        );
+    let left_out = copied.iter().map(|copied| copied.left_out).sum::<u64>();
+    if left_out > 0 {
+        warn!(entries = left_out, "links, devices, sockets and pipes are not served, and not in the copy");
     }
-    sync()?;
+    copies.iter().try_for_each(sync)?;
     Ok(copied)
 }

@@ -68,6 +68,7 @@ impl Pool {
             .map(|snapshot| snapshot.snapshot_id.clone())
             .collect();
         for id in to_go {
+            self.incomplete_groups.extend(self.snapshots[&id].group_id.clone());
             if let Err(error) = self.delete_snapshot(&id) {
                 tracing::error!(pool = self.name, snapshot = id, %error, "a snapshot is being deleted");
             }
