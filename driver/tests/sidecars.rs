@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use forebay_api::names;
 use forebay_e2e::cache::Cache;
-use forebay_e2e::kubernetes::tools::{SANITY, SIDECARS, SNAPSHOT_DEFINITIONS, SNAPSHOTS, Tools};
+use forebay_e2e::kubernetes::tools::{
+    SANITY, SIDECARS, SNAPSHOT_DEFINITIONS, SNAPSHOT_KINDS, SNAPSHOTS, Tools,
+};
 use forebay_proto::admin::{ListSnapshotsRequest, ListVolumesRequest, Priority, Snapshot};
 use forebay_testing::Xfs;
 use process::{Process, connect};
@@ -171,16 +173,8 @@ async fn a_snapshot_of_a_claim_becomes_a_claim_again() {
     let controller = tools.path("snapshot-controller");
     let definitions = fs::read_to_string(controller.with_file_name(SNAPSHOT_DEFINITIONS)).unwrap();
     kubectl().apply(&definitions).unwrap();
-    kubectl()
-        .run(&[
-            "wait",
-            "--for=condition=Established",
-            "--timeout=60s",
-            "customresourcedefinition/volumesnapshots.snapshot.storage.k8s.io",
-            "customresourcedefinition/volumesnapshotcontents.snapshot.storage.k8s.io",
-            "customresourcedefinition/volumesnapshotclasses.snapshot.storage.k8s.io",
-        ])
-        .unwrap();
+    let wait = ["wait", "--for=condition=Established", "--timeout=60s", "customresourcedefinition"];
+    kubectl().run(&[&wait[..], &SNAPSHOT_KINDS].concat()).unwrap();
     let mut everywhere = Command::new(&controller);
     everywhere.arg("--kubeconfig").arg(admin_kubeconfig());
     everywhere.args(["--leader-election=false", "--http-endpoint="]);
@@ -202,14 +196,17 @@ async fn a_snapshot_of_a_claim_becomes_a_claim_again() {
         },
     });
     kubectl().apply(&class.to_string()).unwrap();
-    let class = json!({
-        "apiVersion": "snapshot.storage.k8s.io/v1",
-        "kind": "VolumeSnapshotClass",
-        "metadata": { "name": "forebay" },
-        "driver": forebay_api::DRIVER,
-        "deletionPolicy": "Delete",
-    });
-    kubectl().apply(&class.to_string()).unwrap();
+    for (group, kind) in [("snapshot", "VolumeSnapshotClass"), ("groupsnapshot", "VolumeGroupSnapshotClass")]
+    {
+        let class = json!({
+            "apiVersion": format!("{group}.storage.k8s.io/v1"),
+            "kind": kind,
+            "metadata": { "name": "forebay" },
+            "driver": forebay_api::DRIVER,
+            "deletionPolicy": "Delete",
+        });
+        kubectl().apply(&class.to_string()).unwrap();
+    }
 
     // One on each instance, so that it is no coincidence that the second instance has the volumes created from its volume.
     kubectl().apply(&claim_of("first", None)).unwrap();
@@ -258,6 +255,7 @@ async fn a_snapshot_of_a_claim_becomes_a_claim_again() {
 
     delete(&["volumesnapshot", "nightly"]);
     until(&mut sidecars, &get, |snapshot| snapshot.is_none()).await;
+    group_of_snapshots(&mut sidecars, &["restored", "clone"]).await;
     for name in ["first", "restored", "clone"] {
         delete(&["persistentvolumeclaim", name]);
     }
@@ -265,11 +263,45 @@ async fn a_snapshot_of_a_claim_becomes_a_claim_again() {
         until(&mut sidecars, &["persistentvolume", share], |volume| volume.is_none()).await;
     }
     assert_eq!((town.volumes().await, town.records().await), (vec![0, 0], 0));
-    until(&mut sidecars, &["volumesnapshotcontent"], |all| {
-        all.is_none_or(|all| all["items"].as_array().is_none_or(Vec::is_empty))
-    })
-    .await;
+    until(&mut sidecars, &["volumesnapshotcontent"], |all| all.is_none_or(is_empty)).await;
     assert!(snapshots(&mut town, index).await.is_empty());
+}
+
+/// Whether a list has no items.
+fn is_empty(list: &Value) -> bool {
+    list["items"].as_array().is_none_or(Vec::is_empty)
+}
+
+/// Snapshots of these claims as a group: both are ready, and both are deleted with it.
+async fn group_of_snapshots(sidecars: &mut [Process], claims: &[&str]) {
+    for claim in claims {
+        kubectl()
+            .run(&["label", "persistentvolumeclaim", claim, "--namespace=default", "job=training"])
+            .unwrap();
+    }
+    let group = json!({
+        "apiVersion": "groupsnapshot.storage.k8s.io/v1",
+        "kind": "VolumeGroupSnapshot",
+        "metadata": { "name": "together", "namespace": "default" },
+        "spec": {
+            "volumeGroupSnapshotClassName": "forebay",
+            "source": { "selector": { "matchLabels": { "job": "training" } } },
+        },
+    });
+    kubectl().apply(&group.to_string()).unwrap();
+    let get = ["volumegroupsnapshot", "together", "--namespace=default"];
+    until(sidecars, &get, |group| group.is_some_and(|group| group["status"]["readyToUse"] == true)).await;
+    let members = ["volumesnapshot", "--namespace=default"];
+    let are_ready = |all: &Value| {
+        let members = all["items"].as_array().unwrap();
+        members.len() == claims.len() && members.iter().all(|member| member["status"]["readyToUse"] == true)
+    };
+    let ready = until(sidecars, &members, |all| all.is_some_and(are_ready)).await;
+    let taken = |index: usize| ready["items"][index]["status"]["creationTime"].as_str().unwrap();
+    assert_eq!(taken(0), taken(1));
+    delete(&["volumegroupsnapshot", "together"]);
+    until(sidecars, &get, |group| group.is_none()).await;
+    until(sidecars, &members, |all| all.is_none_or(is_empty)).await;
 }
 
 /// Instance and share of a volume's handle.

@@ -28,7 +28,7 @@ pub const NODE: &[&str] = &["kubelet", "kube-proxy"];
 pub const SIDECARS: &[&str] = &["csi-provisioner", "csi-resizer"];
 /// The programs for VolumeSnapshots: the driver's sidecar, and the controller, which a cluster has once for all drivers. The
 /// controller comes with its CustomResourceDefinitions ([`SNAPSHOT_DEFINITIONS`]).
-pub const SNAPSHOTS: &[&str] = &["csi-snapshotter", "snapshot-controller"];
+pub const SNAPSHOTS: &[&str] = &["csi-snapshotter", SNAPSHOT_CONTROLLER];
 /// The sidecar that our driver does not need, to check what it would do.
 pub const ATTACHER: &[&str] = &["csi-attacher"];
 /// On the user's side.
@@ -84,6 +84,16 @@ const TOOLS: &[(&str, &Module, &str)] = &[
 /// Programs with such a name are made of a package's tests.
 const TESTS: &str = ".test";
 
+const SNAPSHOT_CONTROLLER: &str = "snapshot-controller";
+/// The CustomResourceDefinitions of snapshots.
+pub const SNAPSHOT_KINDS: [&str; 6] = [
+    "volumesnapshots.snapshot.storage.k8s.io",
+    "volumesnapshotcontents.snapshot.storage.k8s.io",
+    "volumesnapshotclasses.snapshot.storage.k8s.io",
+    "volumegroupsnapshots.groupsnapshot.storage.k8s.io",
+    "volumegroupsnapshotcontents.groupsnapshot.storage.k8s.io",
+    "volumegroupsnapshotclasses.groupsnapshot.storage.k8s.io",
+];
 /// Next to the snapshot controller, in one file.
 pub const SNAPSHOT_DEFINITIONS: &str = "definitions.yaml";
 /// Their module, and the folder in that module.
@@ -177,7 +187,9 @@ impl Go {
 
     fn build(&self, cache: &Cache, name: &'static str, module: &Module, package: &str) -> Result<Artefact> {
         let flags = flags();
+        let definitions = if name == SNAPSHOT_CONTROLLER { SNAPSHOT_KINDS.join(" ") } else { String::new() };
         let recipe = Recipe::default()
+            .with("definitions", definitions)
             .with("package", package)
             .with("go.mod", module.go_mod)
             .with("go.sum", module.go_sum)
@@ -196,7 +208,7 @@ impl Go {
                 };
                 build.args(&flags).arg("-o").arg(into.join(name)).arg(package);
                 host::run(&mut build).with_context(|| format!("build {package}"))?;
-                if name == "snapshot-controller" {
+                if name == SNAPSHOT_CONTROLLER {
                     self.write_definitions(work.path(), &into.join(SNAPSHOT_DEFINITIONS))?;
                 }
                 Ok(())
@@ -217,25 +229,17 @@ impl Go {
         go
     }
 
-    /// Writes the CustomResourceDefinitions for VolumeSnapshots, without those for group snapshots.
+    /// Writes the CustomResourceDefinitions for VolumeSnapshots and VolumeGroupSnapshots.
     fn write_definitions(&self, work: &Path, file: &Path) -> Result<()> {
         let mut list = self.command(work);
         let folder = host::run(list.args(["list", "-m", "-f", "{{.Dir}}", SNAPSHOT_CLIENT]))?;
         let folder = Path::new(folder.trim()).join(SNAPSHOT_DEFINITIONS_AT);
-        let mut paths: Vec<PathBuf> = fs::read_dir(&folder)
-            .with_context(|| format!("list {}", folder.display()))?
-            .map(|entry| entry.map(|entry| entry.path()))
-            .collect::<Result<_, _>>()?;
-        paths.sort();
-        let is_ours = |path: &&PathBuf| {
-            path.file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with("snapshot.storage.k8s.io_"))
+        let read = |kind: &&str| {
+            let (resource, group) = kind.split_once('.').expect("resource.group");
+            let path = folder.join(format!("{group}_{resource}.yaml"));
+            fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
         };
-        let texts: Vec<String> =
-            paths.iter().filter(is_ours).map(fs::read_to_string).collect::<Result<_, _>>()?;
-        if texts.len() != 3 {
-            bail!("{} holds {} definitions of snapshots where 3 are known", folder.display(), texts.len());
-        }
+        let texts = SNAPSHOT_KINDS.iter().map(read).collect::<Result<Vec<String>>>()?;
         fs::write(file, texts.join("\n---\n"))?;
         Ok(())
     }
