@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::service::Service;
 use super::stage::Stage;
 use super::story;
-use super::tools::{SNAPSHOT_DEFINITIONS, Tools};
+use super::tools::{SNAPSHOT_DEFINITIONS, SNAPSHOT_KINDS, Tools};
 use crate::cache::Cache;
 use crate::foreign::known::{KnownFailures, Outcome, Verdict};
 use crate::images::conformance;
@@ -78,11 +78,8 @@ pub fn run(stage: &Stage, choice: &Choice, table: &mut Table) -> Result<bool> {
 fn snapshot_controller(stage: &Stage, tools: &Tools, logs: &Path) -> Result<Service> {
     let program = tools.path("snapshot-controller");
     stage.kubectl().apply(&fs::read_to_string(program.with_file_name(SNAPSHOT_DEFINITIONS))?)?;
-    let kinds = ["volumesnapshots", "volumesnapshotcontents", "volumesnapshotclasses"]
-        .map(|kind| format!("customresourcedefinition/{kind}.snapshot.storage.k8s.io"));
-    let mut wait = vec!["wait", "--for=condition=Established", "--timeout=60s"];
-    wait.extend(kinds.iter().map(String::as_str));
-    stage.kubectl().run(&wait)?;
+    let wait = ["wait", "--for=condition=Established", "--timeout=60s", "customresourcedefinition"];
+    stage.kubectl().run(&[&wait[..], &SNAPSHOT_KINDS].concat())?;
     let mut command = Command::new(program);
     command.arg("--kubeconfig").arg(stage.kubectl().kubeconfig());
     command.args(["--leader-election=false", "--http-endpoint="]);
