@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_depends_on_every_ingredient_and_on_their_boundaries() {
+    fn cache_key_depends_on_every_ingredient_and_its_boundaries() {
         let a = Recipe::default().with("packages", "a b").with("script", "c");
         assert_eq!(a.key(), Recipe::default().with("packages", "a b").with("script", "c").key());
         assert_ne!(a.key(), Recipe::default().with("packages", "a").with("script", "b c").key());
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_made_once_even_by_many_at_once() {
+    fn concurrent_requests_build_an_entry_once() {
         let (_folder, cache) = cache();
         let made = AtomicUsize::new(0);
         let recipe = Recipe::default().with("x", "1");
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_attempt_leaves_nothing_and_the_next_succeeds() {
+    fn failed_build_leaves_no_entry_and_can_be_repeated() {
         let (_folder, cache) = cache();
         let recipe = Recipe::default().with("x", "1");
         let failed = cache.get("kind", &recipe, |into| {
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn pruning_spares_what_is_in_use() {
+    fn prune_keeps_entries_in_use() {
         let (_folder, cache) = cache();
         let make = |text: &str| cache.get("kind", &Recipe::default().with("x", text), |_| Ok(()));
         let held = make("held").expect("made");

@@ -261,14 +261,14 @@ mod tests {
     const SOON: Duration = Duration::from_secs(30);
 
     #[test]
-    fn the_agent_answers_a_ping() {
+    fn agent_answers_a_ping() {
         let hello = agent().wait_for_agent(Instant::now() + SOON, || Ok(())).expect("an answer");
         assert_eq!(hello.node, "here");
         assert!(!hello.kernel.is_empty());
     }
 
     #[test]
-    fn output_status_environment_and_folder_of_a_command_come_through() {
+    fn command_gets_its_environment_and_directory_and_returns_its_output() {
         let exec = Exec {
             env: vec![("WORD".into(), "käse".into())],
             cwd: Some("/usr".into()),
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_run_side_by_side() {
+    fn commands_run_concurrently() {
         let agent = agent();
         let folder = tempfile::tempdir().expect("a folder");
         let fifo = folder.path().join("fifo").display().to_string();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_does_not_end_is_killed_with_what_it_started() {
+    fn timed_out_command_is_killed_with_its_children() {
         let agent = agent();
         let folder = tempfile::tempdir().expect("a folder");
         let pids = folder.path().join("pid").display().to_string();
@@ -323,21 +323,21 @@ mod tests {
     }
 
     #[test]
-    fn a_background_child_that_keeps_the_output_open_does_not_keep_the_answer_back() {
+    fn background_child_with_open_output_does_not_delay_the_answer() {
         let output =
             agent().run(sh("sleep 20 & echo started"), &[], Duration::from_secs(10)).expect("it answers");
         assert_eq!(output.text(), "started");
     }
 
     #[test]
-    fn a_missing_program_is_an_error_with_its_name() {
+    fn error_for_a_missing_program_names_it() {
         let exec = Exec { argv: vec!["/no/such/program".into()], ..Exec::default() };
         let output = agent().run(exec, &[], SOON).expect("an answer");
         assert!(output.exit.error.expect("an error").contains("/no/such/program"));
     }
 
     #[test]
-    fn a_terminal_is_a_terminal_of_the_asked_size() {
+    fn command_can_run_in_a_terminal_of_the_requested_size() {
         let exec = Exec { terminal: Some((33, 99)), ..sh("tty && stty size") };
         let output = agent().run(exec, &[], SOON).expect("it runs");
         let text = output.text();
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_end_when_the_guest_goes_away() {
+    fn pending_requests_fail_when_the_guest_disconnects() {
         let (host, guest) = UnixStream::pair().expect("a pair of sockets");
         let channel = Channel::over(host).expect("a channel");
         let (_, answers) = channel.open(Message::Ping).expect("sent");

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_power_cut_leaves_what_was_flushed_since_the_start() {
+    fn power_cut_keeps_only_flushed_writes() {
         const FLUSH: u64 = 1;
         let folder = tempfile::tempdir().expect("a folder");
         let disk = Disk::new(folder.path(), "node", 4096).with_volatile_cache(true);

@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mirror_is_the_plain_release_and_not_security_or_a_vendor() {
+    fn mirror_is_the_main_release_and_not_security_or_a_vendor() {
         let targets = "bookworm|stable|https://vendor.example/linux/debian\n\
                        bookworm-security|main|http://mirror.example/debian-security/\n\
                        nodistro|main|https://other.example/debian\n\

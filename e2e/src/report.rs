@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_counts_and_shows_errors_whole_unless_they_are_long() {
+    fn table_counts_results_and_shortens_long_errors() {
         let mut table = Table::default();
         assert_eq!(table.run("größe", || Ok("3 files".into())).as_deref(), Some("3 files"));
         assert_eq!(table.run("a longer name", || anyhow::bail!("it broke\nwith details")), None);

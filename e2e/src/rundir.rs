@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lab_has_its_folder_alone_and_leaves_nothing() {
+    fn run_directory_is_exclusive_and_removed_at_the_end() {
         let name = format!("unit-test-{}", std::process::id());
         let first = RunDir::create(&name).expect("the folder is made");
         let (path, scratch) = (first.path().to_owned(), first.scratch().to_owned());
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_would_leave_the_folder_are_refused() {
+    fn invalid_lab_names_are_refused() {
         for name in ["", "../x", "a/b", "a b", &"x".repeat(41)] {
             assert!(RunDir::create(name).is_err(), "{name:?}");
         }

@@ -168,7 +168,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_report_is_counted_and_an_unexplained_skip_is_named() {
+    fn summary_counts_results_and_lists_unexplained_skips() {
         let spec = |state: &str, text: &str, message: &str| {
             json!({"LeafNodeType": "It", "State": state, "LeafNodeText": text,
                    "ContainerHierarchyTexts": ["Node Service"], "Failure": {"Message": message}})

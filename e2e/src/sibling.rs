@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_profile_and_the_target_folder_are_those_of_the_test() {
+    fn profile_and_target_directory_are_derived_from_the_test_path() {
         let place = |own| place(Path::new(own)).expect("a place");
         assert_eq!(place("/tree/target/debug/program"), (Path::new("/tree/target"), "dev"));
         assert_eq!(place("/elsewhere/release/program"), (Path::new("/elsewhere"), "release"));
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_built_where_binaries_were_prepared() {
+    fn prepared_binaries_are_used_without_a_build() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("one"), "").expect("written");
         assert_eq!(prepared(folder.path().into(), &["one"]).expect("it is there"), folder.path());

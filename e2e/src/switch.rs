@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_stands_still_does_not_hold_up_another() {
+    fn stuck_port_does_not_block_other_ports() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("lan");
         start(&path).expect("a switch");
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_addresses_are_flooded_and_known_ones_are_not() {
+    fn only_frames_to_unknown_addresses_are_flooded() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("lan");
         start(&path).expect("a switch");

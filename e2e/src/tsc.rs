@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_measurements_agree() {
+    fn two_tsc_measurements_agree() {
         let [one, two] = [(); 2].map(|()| kilohertz().expect("a frequency"));
         assert!(one.abs_diff(two) * 200 < one, "{one} kHz, {two} kHz");
     }

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_that_is_not_answered_is_asked_again() {
+    fn failed_probe_is_repeated() {
         let mut asked = 0;
         quick(LONG, || {
             asked += 1;
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn an_assertion_that_fails_ends_the_wait_at_once() {
+    fn hopeless_error_ends_the_wait_immediately() {
         let mut asked = 0;
         let error = quick(LONG, || {
             asked += 1;
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_tells_the_last_answer_only() {
+    fn timeout_reports_only_the_last_probe() {
         let mut asked = 0;
         let error = quick(Duration::from_millis(50), || {
             asked += 1;

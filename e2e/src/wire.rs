@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_lengths_and_kinds_are_refused_before_anything_is_allocated() {
+    fn invalid_lengths_kinds_and_payloads_are_refused() {
         for length in [0u32, 4, FRAME_BYTES_MAX as u32 + 1, u32::MAX] {
             let mut decoder = Decoder::default();
             decoder.push(&length.to_le_bytes());

@@ -68,7 +68,7 @@ fn workspace() -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn rooms_use_only_what_the_architecture_allows() {
+fn crates_depend_only_on_crates_allowed_by_the_architecture() {
     let rooms = workspace();
     let allowed: BTreeMap<&str, &[&str]> = ARROWS.iter().copied().collect();
     let known: BTreeSet<&str> = allowed.keys().copied().collect();

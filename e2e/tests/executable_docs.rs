@@ -132,7 +132,7 @@ fn is_value(values: &Value, path: &str) -> bool {
 }
 
 #[test]
-fn every_command_in_the_documents_has_its_program_command_options_files_and_values() {
+fn commands_in_documents_use_existing_options_files_and_values() {
     let known = command_lines();
     assert!(known.len() > 20, "{:?}", known.keys());
     let values: Value = serde_saphyr::from_str(&read("charts/forebay/values.yaml")).expect("YAML");
@@ -237,7 +237,7 @@ fn mistakes(schema: &Value, value: &Value, at: &str, is_patch: bool, found: &mut
 }
 
 #[test]
-fn every_storage_cluster_in_the_documents_and_examples_fits_its_definition() {
+fn storage_clusters_in_documents_and_examples_match_the_crd() {
     let schema = schema("storageclusters");
     let mut texts: Vec<(String, String)> = pages()
         .into_iter()
@@ -268,7 +268,7 @@ fn every_storage_cluster_in_the_documents_and_examples_fits_its_definition() {
 }
 
 #[test]
-fn every_patch_of_our_resources_in_the_documents_fits_its_definition() {
+fn patches_in_documents_match_the_crds() {
     let mut found = Vec::new();
     let mut seen = 0;
     for (page, text) in pages() {

@@ -104,7 +104,7 @@ fn age(path: &Path, days: u32) {
 }
 
 #[test]
-fn binaries_are_built_again_when_what_they_are_made_of_has_changed() {
+fn binaries_are_rebuilt_when_their_inputs_change() {
     let tree = Tree::new();
     let (first, built) = tree.binaries(&[]);
     assert_eq!(built, 1);
@@ -140,7 +140,7 @@ fn binaries_are_built_again_when_what_they_are_made_of_has_changed() {
 }
 
 #[test]
-fn a_source_that_the_key_does_not_know_is_an_error() {
+fn source_outside_the_cache_key_is_an_error() {
     let tree = Tree::new();
     let outside =
         tree.path("member/src/../../charts/values.yaml").to_str().expect("UTF-8").replace(' ', "\\ ");
@@ -151,7 +151,7 @@ fn a_source_that_the_key_does_not_know_is_an_error() {
 }
 
 #[test]
-fn a_folder_that_is_half_removed_is_replaced() {
+fn partially_removed_entry_is_rebuilt() {
     let tree = Tree::new();
     let (folder, _) = tree.binaries(&[]);
     fs::remove_file(folder.join("forebay-lab")).expect("removed");
@@ -161,7 +161,7 @@ fn a_folder_that_is_half_removed_is_replaced() {
 }
 
 #[test]
-fn only_what_was_unused_for_a_day_is_removed() {
+fn only_entries_unused_for_a_day_are_removed() {
     let tree = Tree::new();
     for (name, days) in [("a", 0), ("b", 2), ("c", 3), ("d", 4), ("e", 5), ("f", 0), ("g", 0)] {
         tree.write(&format!("cache/binaries/{name}/forebay-lab"), "");
@@ -182,7 +182,7 @@ fn only_what_was_unused_for_a_day_is_removed() {
 }
 
 #[test]
-fn an_image_is_made_again_when_what_it_is_made_of_has_changed() {
+fn image_is_rebuilt_when_its_inputs_change() {
     let tree = Tree::new();
     let (first, made) = tree.image("", &[]);
     assert_eq!(made, 1);

@@ -119,7 +119,7 @@ fn excluded_words_are_found_in_text_and_in_names() {
 }
 
 #[test]
-fn the_tree_is_free_of_excluded_words() {
+fn tree_contains_no_excluded_words() {
     let mut all = Vec::new();
     files(root(), &mut all);
     let mut found = Vec::new();

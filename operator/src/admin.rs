@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn little_changes_of_free_space_are_none() {
+    fn free_space_is_rounded_to_hide_small_changes() {
         let tib = 1_i64 << 40;
         assert_eq!(rounded(tib / 2 + 5, tib), rounded(tib / 2 + (1 << 20), tib));
         assert_eq!(rounded(0, 0), 0);

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table() {
+    fn storm_detection_follows_the_decision_table() {
         type Row = (&'static str, Vec<Sight>, Option<(usize, usize)>);
         let table: Vec<Row> = vec![
             ("nothing is observed", vec![], None),
@@ -224,7 +224,7 @@ mod tests {
     /// Kubelets renew at different moments. When the first of them exceeds the configured silence, all nodes that were cut
     /// off with it must already count as silent, and no live node can.
     #[test]
-    fn the_shortest_patience_outlasts_a_renewal_of_the_others() {
+    fn shortest_takeover_delay_outlasts_a_lease_renewal_of_the_other_nodes() {
         let interval = LEASE_INTERVAL;
         // The longest silence of a live node: Leases are read at this interval, and the read that finds a change counts from
         // zero.
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn takeovers_pause_until_the_nodes_have_had_time_to_come_back() {
+    fn takeovers_stay_paused_for_a_settling_time_after_a_storm() {
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let cause = storm(Scope::All, [sight(40), sight(40)]).expect("a storm");

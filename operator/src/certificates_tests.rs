@@ -29,7 +29,7 @@ fn issued() -> (Authority, Data) {
 }
 
 #[test]
-fn what_was_just_made_is_kept_until_its_renewal() {
+fn certificate_is_kept_until_its_renewal_time() {
     let (authority, data) = issued();
     let Due::Keep(renewal) = due(NOW, rule(), &authority, &leaf(), Some(&data)) else { panic!("not kept") };
     assert!((renewal.duration_since(NOW) - hours(60 * 24)).abs() <= BACKDATE);
@@ -40,7 +40,7 @@ fn what_was_just_made_is_kept_until_its_renewal() {
 }
 
 #[test]
-fn whatever_is_wrong_with_a_certificate_makes_a_new_one() {
+fn invalid_or_outdated_certificate_is_reissued() {
     let (authority, data) = issued();
     let of = |leaf: &Leaf, data: &Data| due(NOW, rule(), &authority, leaf, Some(data));
     let with = |key: &str, value: &[u8]| {
@@ -62,7 +62,7 @@ fn whatever_is_wrong_with_a_certificate_makes_a_new_one() {
 }
 
 #[test]
-fn a_shorter_rule_counts_for_old_certificates() {
+fn shorter_validity_applies_to_existing_certificates() {
     let (authority, data) = issued();
     let short = Rule { validity: hours(2), renew_before: hours(1) };
     assert!(matches!(due(NOW, short, &authority, &leaf(), Some(&data)), Due::Keep(_)));
@@ -70,7 +70,7 @@ fn a_shorter_rule_counts_for_old_certificates() {
 }
 
 #[test]
-fn any_rule_leaves_time_to_renew_and_time_to_live() {
+fn every_rule_leaves_time_before_and_after_the_renewal() {
     for (validity_hours, renew_before_hours) in [(1, 0), (2, 1), (24, 23), (87600, 0), (87600, 87599), (0, 5)]
     {
         let spec = forebay_api::cluster::Certificates { validity_hours, renew_before_hours };
@@ -89,7 +89,7 @@ fn any_rule_leaves_time_to_renew_and_time_to_live() {
 /// At every hour of two replacements of the authority, each certificate in use is verified by each bundle in use, where "in
 /// use" means published within the last hour.
 #[test]
-fn an_authority_is_replaced_and_every_peer_stays_trusted() {
+fn authority_rotation_keeps_every_peer_trusted() {
     let rule = rule();
     let mut authority = Authority::create("a", NOW, rule).expect("an authority");
     let mut data = secret_data(&authority.issue(&leaf(), NOW, rule).expect("a certificate"), &authority);
@@ -132,7 +132,7 @@ fn an_authority_is_replaced_and_every_peer_stays_trusted() {
 /// The operator was down when the next authority was due to sign. Certificates that it signs late have just as long to
 /// arrive.
 #[test]
-fn a_former_authority_is_known_for_long_enough_after_a_late_change() {
+fn former_authority_is_trusted_long_enough_after_a_late_promotion() {
     let first = Authority::create("a", NOW, rule()).expect("an authority");
     let adding = first.after(AuthorityStep::AddNext, "a", NOW, rule()).expect("a step");
     let late = NOW + hours(48);
@@ -146,7 +146,7 @@ fn a_former_authority_is_known_for_long_enough_after_a_late_change() {
 }
 
 #[test]
-fn an_authority_in_the_midst_of_a_change_survives_its_secret() {
+fn authority_mid_rotation_round_trips_through_its_secret() {
     let first = Authority::create("a", NOW, rule()).expect("an authority");
     let adding = first.clone().after(AuthorityStep::AddNext, "a", NOW, rule()).expect("a step");
     assert_eq!(Authority::read(&adding.write()).as_ref(), Some(&adding));
@@ -157,7 +157,7 @@ fn an_authority_in_the_midst_of_a_change_survives_its_secret() {
 }
 
 #[test]
-fn an_authority_that_cannot_be_used_is_recreated() {
+fn missing_or_expired_authority_is_recreated() {
     assert_eq!(authority_step(NOW, rule(), None), AuthorityStep::Create);
     let (authority, _) = issued();
     let end = parse(&authority.current.certificate).expect("it is one").not_after;
@@ -168,7 +168,7 @@ fn an_authority_that_cannot_be_used_is_recreated() {
 }
 
 #[test]
-fn keys_are_not_shown() {
+fn debug_output_contains_no_private_key() {
     let (authority, _) = issued();
     assert!(!format!("{authority:?}").contains("PRIVATE KEY"));
 }

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn only_changes_are_reported() {
+    fn events_are_emitted_only_for_status_changes() {
         let none = StorageClusterStatus::default();
         assert_eq!(reasons(&none, &status(InstancePhase::Ready)), ["InstancePlaced", "InstanceReady"]);
         assert_eq!(
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_are_cut_between_characters() {
+    fn event_notes_are_truncated_at_character_boundaries() {
         let notice = Notice { warning: true, reason: "X", note: "ü".repeat(EVENT_NOTE_MAX), instance: None };
         assert!(notice.event("ns").note.expect("a note").len() <= EVENT_NOTE_MAX);
     }

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_loop_that_does_not_go_on_is_not_healthy() {
+    async fn healthz_fails_while_the_reconcile_loop_is_stalled() {
         let health: Arc<Health> = Arc::default();
         assert_eq!(healthz(&health).await, StatusCode::OK, "it waits for the Lease");
         let long_ago = Instant::now().checked_sub(LISTS_TIME_MAX * 2).expect("the machine runs for longer");

@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenure_ends_with_the_lease_that_was_not_renewed() {
+    fn tenure_ends_when_its_lease_expires() {
         let s = Duration::from_secs;
         assert!(lasts(s(100), s(100), s(15)));
         assert!(lasts(s(100), s(114), s(15)));
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_prolongs_every_copy_of_a_tenure() {
+    fn renewal_extends_every_clone_of_a_tenure() {
         // Shorter than the uptime of any machine that runs this test.
         let tenure = Tenure::new(Duration::from_millis(1));
         let copy = tenure.clone();

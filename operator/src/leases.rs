@@ -346,14 +346,14 @@ mod tests {
     }
 
     #[test]
-    fn silence_counts_from_the_last_change_that_was_seen() {
+    fn silence_counts_from_the_last_observed_lease_change() {
         assert_eq!(seen_at(&[(0, "1")]), Duration::ZERO);
         assert_eq!(seen_at(&[(0, "1"), (3, "1"), (6, "1")]), Duration::from_secs(6));
         assert_eq!(seen_at(&[(0, "1"), (3, "1"), (6, "2"), (9, "2")]), Duration::from_secs(3));
     }
 
     #[test]
-    fn only_a_change_that_was_seen_proves_life() {
+    fn node_is_fresh_only_after_an_observed_lease_change() {
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let mut seen = Seen::first("1".to_owned(), at(0));
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_off_long_before_is_no_part_of_a_storm() {
+    fn node_with_a_long_expired_lease_is_not_part_of_a_storm() {
         let newest = Timestamp::from_second(1_800_000_000).expect("a moment");
         let seen = |behind: u64, proven: bool| Seen {
             proven,
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn spares_and_witnesses_are_looked_at_as_well() {
+    fn leases_of_spares_and_witnesses_are_observed_up_to_a_limit() {
         let nodes: Vec<serde_json::Value> = (0..100)
             .map(|n| serde_json::json!({ "name": format!("n{n:02}"), "fits": n < 30, "reason": if n < 30 { "Fits" } else { "SelectorMismatch" } }))
             .collect();
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn time_without_observation_does_not_count() {
+    fn observation_gaps_do_not_count_as_silence() {
         let gap = LEASE_GAP_MAX.as_secs();
         assert_eq!(seen_at(&[(0, "1"), (3, "1"), (3 + gap + 1, "1")]), Duration::ZERO);
         assert_eq!(seen_at(&[(0, "1"), (gap, "1")]), Duration::from_secs(gap));

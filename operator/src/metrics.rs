@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_and_certificates_are_those_of_now() {
+    fn condition_and_certificate_metrics_drop_outdated_series() {
         let metrics = Metrics::default();
         metrics.set_conditions("a", &[condition("Ready", "True"), condition("Deletable", "False")]);
         metrics.set_conditions("b", &[condition("Ready", "Unknown")]);

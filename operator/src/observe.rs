@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_event_counts_wherever_its_time_is_and_none_of_long_ago() {
+    fn newest_recent_event_is_chosen_by_any_of_its_timestamps() {
         let now: Timestamp = "2026-01-01T12:00:00Z".parse().expect("a moment");
         let old = || event("old", json!({ "lastTimestamp": "2026-01-01T11:49:59Z" }));
         let last = || event("last", json!({ "lastTimestamp": "2026-01-01T11:55:00Z" }));

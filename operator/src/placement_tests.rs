@@ -51,7 +51,7 @@ fn verdict(placement: serde_json::Value, node: &Node, storage: Option<&StorageNo
 }
 
 #[test]
-fn rdma_ports_are_judged_by_how_far_the_best_of_them_gets() {
+fn node_verdict_follows_its_best_rdma_port() {
     use LinkLayer::{Ethernet, InfiniBand};
     let roce = ("mlx5_0", port("ens1np0", Ethernet, 100, true));
     let ib = ("mlx5_1", port("ibp1", InfiniBand, 400, true));
@@ -101,7 +101,7 @@ fn rdma_ports_are_judged_by_how_far_the_best_of_them_gets() {
 }
 
 #[test]
-fn nodes_are_judged_before_their_devices() {
+fn readiness_selectors_taints_and_topology_decide_node_verdicts() {
     let roce = storage("n", &[("mlx5_0", port("e", LinkLayer::Ethernet, 100, true))]);
     let with = |change: serde_json::Value| {
         let mut value = serde_json::to_value(node("n")).expect("JSON");
@@ -159,7 +159,7 @@ fn nodes_are_judged_before_their_devices() {
 }
 
 #[test]
-fn an_unknown_storage_node_matters_only_where_rdma_is_required() {
+fn unknown_storage_node_disqualifies_only_if_rdma_is_required() {
     let required = json!({ "rdma": { "requirement": "Required" } });
     assert_eq!(verdict(required, &node("n"), None).reason, Reason::StorageNodeUnknown);
     let preferred = verdict(json!({}), &node("n"), None);
@@ -168,7 +168,7 @@ fn an_unknown_storage_node_matters_only_where_rdma_is_required() {
 }
 
 #[test]
-fn an_unschedulable_storage_node_and_a_taken_node_do_not_fit() {
+fn unschedulable_and_occupied_nodes_do_not_fit() {
     let mut storage = storage("n", &[]);
     storage.spec.unschedulable = true;
     assert_eq!(verdict(json!({}), &node("n"), Some(&storage)).reason, Reason::Cordoned);
@@ -218,7 +218,7 @@ fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn instances_get_nodes_of_their_own_preferred_ones_first_and_in_one_order() {
+fn instances_get_distinct_nodes_in_order_preferred_nodes_first() {
     let spec = spec(json!({}));
     let nodes = [fit("n1", false, ""), fit("n2", true, ""), unfit("n3"), fit("n4", true, "")];
     assert_eq!(given(&spec, 3, &[], &nodes), pairs(&[("a-0", "n2"), ("a-1", "n4"), ("a-2", "n1")]));
@@ -228,7 +228,7 @@ fn instances_get_nodes_of_their_own_preferred_ones_first_and_in_one_order() {
 }
 
 #[test]
-fn after_a_node_without_room_comes_the_next_in_order_and_after_the_last_the_first() {
+fn unschedulable_instance_tries_the_nodes_in_rank_order_and_wraps_around() {
     let spec = spec(json!({}));
     let full = |name: &str, preferred| Verdict { reason: Reason::Unschedulable, ..fit(name, preferred, "") };
     let on = |node: &'static str, nodes: &[Verdict]| given(&spec, 1, &[("a-0", node, false)], nodes);
@@ -244,7 +244,7 @@ fn after_a_node_without_room_comes_the_next_in_order_and_after_the_last_the_firs
 }
 
 #[test]
-fn bound_instances_never_move_and_others_only_when_they_must() {
+fn bound_instances_stay_and_unbound_ones_move_only_off_unfit_nodes() {
     let spec = spec(json!({}));
     let nodes = [fit("n1", true, ""), fit("n2", true, ""), unfit("n3")];
     // Bound to a node that does not fit, and to one that is gone.
@@ -259,7 +259,7 @@ fn bound_instances_never_move_and_others_only_when_they_must() {
 }
 
 #[test]
-fn instances_are_spread_over_domains() {
+fn instances_are_spread_over_topology_domains() {
     let nodes = [fit("n1", true, "x"), fit("n2", true, "x"), fit("n3", true, "x"), fit("n4", true, "y")];
     let soft = spec(json!({ "spread": { "topologyKey": "zone" } }));
     assert_eq!(
@@ -276,7 +276,7 @@ fn instances_are_spread_over_domains() {
 }
 
 #[test]
-fn what_has_no_node_is_explained() {
+fn message_for_an_unplaced_instance_counts_the_reasons() {
     let nodes = [unfit("n1"), unfit("n2"), fit("n3", true, "")];
     let taken = seats(&[("a-0", "n3", true)]);
     let words = explain(&nodes, &taken);
@@ -285,14 +285,14 @@ fn what_has_no_node_is_explained() {
 }
 
 #[test]
-fn a_link_layer_asked_for_is_not_unknown() {
+fn unknown_link_layer_satisfies_no_requirement() {
     assert!(RequiredLinkLayer::Ethernet.is(LinkLayer::Ethernet));
     assert!(!RequiredLinkLayer::Ethernet.is(LinkLayer::Unknown));
     assert!(!RequiredLinkLayer::InfiniBand.is(LinkLayer::Unknown));
 }
 
 #[test]
-fn patterns() {
+fn glob_patterns_match_device_names() {
     for (pattern, name, expected) in [
         ("mlx5_*", "mlx5_0", true),
         ("mlx5_*", "mlx4_0", false),

@@ -124,14 +124,14 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_the_lease_cannot_stall() {
+    fn standby_without_the_lease_never_counts_as_stalled() {
         let (progress, start) = (Progress::default(), Instant::now());
         progress.watch_failed("nodes", "no".to_owned(), start);
         assert_eq!(progress.stalled(at(start, 100_000)), None);
     }
 
     #[test]
-    fn a_list_that_never_comes_is_a_stall() {
+    fn initial_list_that_does_not_complete_in_time_is_a_stall() {
         let (progress, start) = (Progress::default(), Instant::now());
         progress.begin(&["StorageClusters", "nodes"], start);
         progress.listed("nodes");
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_that_fails_again_and_again_is_a_stall_and_one_that_is_lost_now_and_then_is_none() {
+    fn persistent_watch_errors_are_a_stall_but_occasional_ones_are_not() {
         let (progress, start) = (Progress::default(), Instant::now());
         progress.begin(&[], start);
         let mut seconds = 0;
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_that_is_not_reconciled_is_a_stall() {
+    fn cluster_not_reconciled_in_time_is_a_stall() {
         let (progress, start) = (Progress::default(), Instant::now());
         progress.begin(&[], start);
         let names = || ["a".to_owned(), "b".to_owned()];

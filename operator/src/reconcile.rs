@@ -348,7 +348,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delays_double_and_end() {
+    fn backoff_grows_up_to_its_maximum() {
         let delays: Vec<Duration> = (1..40).map(|n| backoff(n, "a")).collect();
         assert!(delays.windows(2).all(|w| w[0] <= w[1]));
         assert!(delays[0] < Duration::from_secs(1));

@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_definition_that_is_missing_is_named() {
+    fn watch_error_reports_a_missing_custom_resource_definition() {
         let status = |code: u16| {
             let value =
                 serde_json::json!({ "message": "404 page not found", "reason": "NotFound", "code": code });

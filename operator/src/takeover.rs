@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table() {
+    fn takeover_follows_the_decision_table() {
         use Decision::Stay;
         let silent = |s: u64| Some(Duration::from_secs(s));
         let unready = |s: u64| PodSign::Unready { since: before(s) };
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn switched_off_only_what_was_asked_for_is_done() {
+    fn disabled_takeover_still_performs_requested_moves() {
         let off = Rule { enabled: false, ..RULE };
         let lost = Signs { silent: Some(Duration::from_secs(99)), ..well() };
         assert_eq!(decide(&lost, off), Decision::Stay);
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_and_pods_are_read() {
+    fn kubelet_and_pod_states_are_derived_from_kubernetes_objects() {
         let node = |value: serde_json::Value| serde_json::from_value::<Node>(value).expect("a Node");
         let with = |status: &str| {
             node(serde_json::json!({ "status": { "conditions": [{ "type": "Ready", "status": status,

@@ -26,7 +26,7 @@ use serde_json::json;
 use stage::{Stage, client, eventually, shared, start_api_server, start_with_controllers};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_lives_from_its_creation_to_its_end() {
+async fn cluster_is_created_rolled_out_scaled_down_and_deleted() {
     let stage = Stage::new(shared(), "life", 2).await;
     let operator = stage.operate().await;
     stage.create("life", &json!({ "instances": 2, "storageClasses": [{ "name": "stage-life" }] })).await;
@@ -133,7 +133,7 @@ async fn a_cluster_lives_from_its_creation_to_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_others_change_is_put_right_and_what_is_right_is_left_alone() {
+async fn reconcile_reverts_foreign_changes_and_writes_nothing_needlessly() {
     let stage = Stage::new(shared(), "conflict", 1).await;
     let operator = stage.operate().await;
     stage.create("c", &json!({ "storageClasses": [{ "name": "stage-conflict" }] })).await;
@@ -184,7 +184,7 @@ async fn what_others_change_is_put_right_and_what_is_right_is_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn instances_land_where_rdma_fits_and_a_port_that_goes_down_is_reported() {
+async fn instances_run_on_nodes_with_rdma_and_a_down_port_is_reported() {
     let stage = Stage::new(shared(), "rdma", 3).await;
     let port = |state: &str, address: &str| {
         json!({ "status": { "rdmaDevices": [{ "name": "mlx5_0", "ports": [{
@@ -280,7 +280,7 @@ impl Link {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_watches_lose_nothing() {
+async fn operator_recovers_changes_missed_by_broken_watches() {
     let stage = Stage::new(shared(), "watch", 1).await;
     let link = Link::to(&shared().server()).await;
     let operator = stage.operate_with(client(&stage.kubeconfig, Some(link.address.clone())).await);
@@ -311,7 +311,7 @@ async fn lost_watches_lose_nothing() {
 
 /// A StorageCluster that the definition allows but the operator cannot read does not block others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_that_cannot_be_read_stops_no_other() {
+async fn unreadable_cluster_does_not_block_other_clusters() {
     let stage = Stage::new(shared(), "guard", 1).await;
     stage.create("odd", &json!({ "paused": true })).await;
     // A time that the API server accepts but that is beyond the range of our type.
@@ -347,7 +347,7 @@ async fn a_cluster_that_cannot_be_read_stops_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_api_server_that_restarts_is_waited_for() {
+async fn operator_survives_an_api_server_restart() {
     let mut api = tokio::task::spawn_blocking(start_api_server).await.unwrap();
     let stage = Stage::new(&api, "restart", 1).await;
     let operator = stage.operate().await;
@@ -365,7 +365,7 @@ async fn an_api_server_that_restarts_is_waited_for() {
 
 /// Kubernetes' own StatefulSet controller and garbage collector run here; the test plays scheduler and kubelet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kubernetes_own_controllers_bring_about_what_is_wanted() {
+async fn cluster_works_with_the_kubernetes_controller_manager() {
     let api = tokio::task::spawn_blocking(start_with_controllers).await.unwrap();
     let mut stage = Stage::new(&api, "controllers", 2).await;
     stage.controllers = true;
@@ -468,7 +468,7 @@ async fn kubernetes_own_controllers_bring_about_what_is_wanted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_operator_works_and_another_takes_over() {
+async fn leader_lease_has_one_holder_and_passes_to_the_standby() {
     let stage = Stage::new(shared(), "leader", 0).await;
     let timing = Timing::new(Duration::from_secs(9));
     let candidate = |name: &str| {
@@ -526,7 +526,7 @@ impl Drop for Process {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_processes_hand_over_the_work() {
+async fn operator_processes_hand_over_on_sigterm_and_sigkill() {
     let stage = Stage::new(shared(), "process", 1).await;
     let start = |name: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay-operator"));

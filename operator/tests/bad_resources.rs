@@ -45,7 +45,7 @@ fn read() -> Vec<Bad> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_clusters_are_refused_or_answered() {
+async fn invalid_clusters_are_refused_or_get_a_condition() {
     let stage = Stage::new(shared(), "bad", 1).await;
     let classes: Api<StorageClass> = Api::all(stage.client.clone());
     let taken: StorageClass = serde_json::from_value(
@@ -122,7 +122,7 @@ async fn bad_clusters_are_refused_or_answered() {
 
 /// A change that would lose track of volumes is refused; other changes are accepted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn backends_stay_what_they_are() {
+async fn backends_cannot_be_removed_renamed_or_relocated() {
     let stage = Stage::new(shared(), "backends", 0).await;
     let backend = |name: &str, path: &str, quota: &str| json!({ "name": name, "kind": "Directory", "directory": { "path": path, "quota": quota } });
     let a = || backend("a", "/mnt/a", "None");
@@ -150,7 +150,7 @@ async fn backends_stay_what_they_are() {
 
 /// A change of the spec cannot remove what clients have mounted or what stores volumes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_clients_have_mounted_stays() {
+async fn mounted_addresses_ports_and_namespaces_are_immutable() {
     let stage = Stage::new(shared(), "mounted", 0).await;
     let nvmeof = |first: u32| {
         json!({ "name": "a", "kind": "NVMeoF", "nvmeof": { "paths": ["tcp://192.0.2.1:4420"], "namespaces": [
@@ -202,7 +202,7 @@ async fn what_clients_have_mounted_stays() {
 
 /// A resource that no schema would allow, for example one from an older definition: the operator reports it and does not panic.
 #[test]
-fn what_cannot_be_read_is_an_error_not_a_panic() {
+fn malformed_spec_is_a_parse_error_not_a_panic() {
     for spec in [
         json!({}),
         json!({ "backends": "none" }),

@@ -10,7 +10,7 @@ fn folder() -> PathBuf {
 
 /// `FOREBAY_REGENERATE=1 cargo test -p forebay-operator --test definitions` regenerates the files.
 #[test]
-fn the_charts_definitions_are_those_of_the_types() {
+fn crds_of_the_chart_match_the_rust_types() {
     let regenerate = std::env::var_os("FOREBAY_REGENERATE").is_some();
     if regenerate {
         std::fs::create_dir_all(folder()).expect("the folder can be made");
@@ -76,7 +76,7 @@ fn every_field_is_documented() {
 }
 
 #[test]
-fn kinds_have_short_names_a_status_and_columns() {
+fn custom_resources_have_short_names_a_status_and_columns() {
     for crd in forebay_api::definitions() {
         let kind = &crd.spec.names.kind;
         assert!(!crd.spec.names.short_names.clone().unwrap_or_default().is_empty(), "{kind}");

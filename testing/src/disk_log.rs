@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_flushed_or_forced_outlives_the_power() {
+    fn only_flushed_or_fua_writes_survive_a_power_cut() {
         let requests =
             log(&[(0, Some(1), 0), (1, Some(2), 0), (0, None, FLUSH), (1, Some(3), 0), (2, Some(4), FUA)]);
         assert_eq!(after(&requests, Cache::Lost), ([1, 2, 4, 0], 1));
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_has_changed_where_other_bytes_are_on_it() {
+    fn advance_reports_whether_the_image_content_changed() {
         let requests =
             log(&[(0, Some(1), 0), (0, None, FLUSH), (0, None, FLUSH), (0, Some(1), 0), (0, Some(2), FUA)]);
         for (cache, expected) in [
@@ -232,13 +232,13 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_was_forced_is_not_hidden_by_one_before_it() {
+    fn flush_does_not_replay_an_older_write_over_a_fua_write() {
         let requests = log(&[(0, Some(1), 0), (0, Some(2), FUA), (0, None, FLUSH)]);
         assert_eq!(after(&requests, Cache::Lost), ([2, 0, 0, 0], 0));
     }
 
     #[test]
-    fn entries_that_were_not_written_are_no_requests() {
+    fn unwritten_and_torn_log_entries_are_ignored() {
         let begun = log(&[(0, Some(1), 0), (0, None, FLUSH)]);
         let entry_bytes = 2 * SECTOR as usize;
         // The entry's space contains zeros, and a flush follows.
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_without_a_flush_may_have_no_superblock() {
+    fn log_without_a_superblock_is_read_if_nothing_was_flushed() {
         assert_eq!(after(&[], Cache::Lost), ([0; 4], 0));
         let begun = log(&[(0, Some(1), 0)]);
         let headless = [&vec![0; SECTOR as usize][..], &begun[SECTOR as usize..]].concat();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_log_is_refused() {
+    fn file_that_is_not_a_log_is_refused() {
         let mut file = tempfile::NamedTempFile::new().expect("a file");
         file.write_all(&[7; 4096]).expect("written");
         assert_eq!(DiskLog::read(file.path()).expect_err("no log").kind(), io::ErrorKind::InvalidData);

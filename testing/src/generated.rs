@@ -150,12 +150,12 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_escapes_what_markdown_would_take_for_itself() {
+    fn table_cells_escape_markdown_syntax() {
         assert_eq!(cell("a|b <c> `<d>` <e>"), "a\\|b &lt;c> `<d>` &lt;e>");
     }
 
     #[test]
-    fn commands_are_read_from_a_help_text() {
+    fn subcommands_are_parsed_from_help_text() {
         let help = "About.\n\nUsage: x <COMMAND>\n\nCommands:\n  run          Run\n                 further\n  volume       Volumes\n  completions  C\n  \
                     help         H\n\nOptions:\n  -h\n";
         assert_eq!(commands(help), ["run", "volume"]);

@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_named_may_be_missing() {
+    fn only_listed_requirements_may_be_missing() {
         assert_eq!(verdict(Need::Xfs, "fuse, xfs,"), Ok(()));
         for allowed in ["", "fuse", "xf", "xfs-"] {
             verdict(Need::Xfs, allowed).expect_err(allowed);
@@ -136,19 +136,19 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_nothing_has_is_an_error_for_every_test_that_skips() {
+    fn unknown_requirement_name_is_an_error_for_every_skip() {
         let complaint = verdict(Need::Xfs, "xfs,fues").expect_err("a misspelled name");
         assert!(complaint.contains("\"fues\"") && complaint.contains("fuse"), "{complaint}");
     }
 
     #[test]
     #[should_panic(expected = "cannot run here (FOREBAY_ALLOW_SKIP=keyrings allows that): refused")]
-    fn a_test_that_cannot_run_fails() {
+    fn skip_fails_the_test_by_default() {
         skip_where("xfs", Need::Keyrings, "refused");
     }
 
     #[test]
-    fn unless_that_is_allowed() {
+    fn skip_returns_if_the_requirement_may_be_missing() {
         skip_where("xfs,keyrings", Need::Keyrings, "refused");
     }
 }

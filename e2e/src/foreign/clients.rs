@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_the_checks_say() {
+    fn client_check_results_are_parsed() {
         let output = "ok smbclient.a.put-get\nnoise\nnot ok impacket.b.list: listed: {}\ndone\n";
         assert_eq!(
             parse(output),

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_list_says_is_expected() {
+    fn only_listed_outcomes_are_expected() {
         let (fail, skip) = (Outcome::Fail("status: no streams".into()), Outcome::Skip("x is absent".into()));
         let (late, other) = (Outcome::Fail("not done after 60 s".into()), Outcome::Skip(String::new()));
         for (test, outcome, verdict) in [
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn every_entry_has_a_kind_a_test_a_reason_and_what_it_says_and_comes_once() {
+    fn malformed_and_duplicate_known_failures_are_refused() {
         for bad in [
             "fail a.b",
             "a.b: reason",
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unsteady_test_has_a_cause_and_comes_once() {
+    fn unsteady_tests_need_a_cause_and_are_listed_once() {
         let list = Unsteady::parse("# why\na.b c: waits: a second\n").expect("a good list");
         assert_eq!((list.cause("a.b c"), list.cause("a")), (Some("waits: a second"), None));
         let many: String = (0..=UNSTEADY_MAX).map(|number| format!("test{number}: cause\n")).collect();
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lists_of_this_tree_can_be_read() {
+    fn committed_lists_parse() {
         KnownFailures::parse(include_str!("../../foreign/known-failures.txt")).expect("forebay's");
         KnownFailures::parse(include_str!("../../foreign/known-failures-samba.txt")).expect("Samba's");
         Unsteady::of_this_tree().expect("the unsteady ones");

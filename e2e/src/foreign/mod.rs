@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_recorded_in_the_order_of_the_jobs_whichever_lane_is_faster() {
+    fn results_are_recorded_in_job_order_regardless_of_lane() {
         let known = KnownFailures::parse("").expect("an empty list");
         let unsteady = Unsteady::parse("").expect("an empty list");
         let mut verdicts = Verdicts::new("list", known, unsteady);

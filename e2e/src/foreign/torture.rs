@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn suites_are_chosen_by_name() {
+    fn smbtorture_suites_are_selected_by_name() {
         let list = "smb2.connect\nsmb2.connectx\nsmb2.read.eof.eof\nsmb2.readx.a.a\nsmb2.session.reauth1.reauth1\n\
                     smb2.session-id\nsmb2.sessions\nsmb2.winattr2\nsmb2.winattrx\n\
                     smb2.delete-on-close-perms.CREATE Existing.CREATE Existing\nsmb2.mkdir.mkdir\nsmb2.read.eof.eof\n\
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_read_from_what_smbtorture_says() {
+    fn outcomes_are_parsed_from_smbtorture_output() {
         let of = |status, output: &str| outcome(&Done { status, output: output.to_owned() }, LIMIT);
         assert_eq!(of(0, "test: eof\ntime: 1\nsuccess: eof\n"), Outcome::Pass);
         assert_eq!(

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_test_of_which_the_list_says_that_it_races_may_fail_first() {
+    fn only_listed_racy_tests_are_run_again() {
         let mut found = verdicts();
         record(&mut found, "races", Outcome::Fail("too late".into()));
         record(&mut found, "other", Outcome::Fail("broken".into()));
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listed_test_that_fails_for_another_reason_fails_the_run() {
+    fn known_failure_with_another_reason_fails_the_run() {
         let mut found = verdicts();
         record(&mut found, "listed", Outcome::Fail("says: what it says".into()));
         assert!(found.complaints("").is_empty());
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_name_only_tests_that_exist() {
+    fn listed_tests_that_do_not_exist_fail_an_unfiltered_run() {
         let mut found = verdicts();
         found.existing.retain(|test| test == "other");
         assert_eq!(found.complaints("").len(), 2);

@@ -117,7 +117,7 @@ fn port() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn only_our_parameters_are_read_from_the_command_line() {
+    fn only_forebay_parameters_are_read_from_the_kernel_command_line() {
         let found =
             super::parameters("console=ttyS0 forebay.node=node1 quiet forebay.hosts=a:1,b:2 node=x\n");
         assert_eq!(found.len(), 2);

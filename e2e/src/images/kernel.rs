@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_abi_is_chosen_by_number_not_by_letters() {
+    fn newest_kernel_abi_is_chosen_numerically() {
         let names = [
             "linux-binary-7.2.9+deb13-amd64",
             "linux-binary-7.2.12+deb13-amd64",

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sidecars_tags_are_their_modules_releases() {
+    fn sidecar_image_tags_match_the_go_modules() {
         let go_mod = include_str!("../../tools/kubernetes/go.mod");
         for (program, image) in SIDECAR_IMAGES.iter().chain([&crate::images::conformance::SNAPSHOTTER_IMAGE])
         {

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_present_recipes_use_and_what_scripts_keep_stays() {
+    fn prune_keeps_entries_used_by_current_recipes_and_scripts() {
         let folder = tempfile::tempdir().expect("a folder");
         let cache = Cache::at(folder.path().to_owned()).expect("a cache");
         everything(&cache);

@@ -170,7 +170,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn headers_and_source_are_of_the_kernels_version() {
+    fn headers_and_source_match_the_kernel_version() {
         let abi = "7.2.12+deb13-amd64";
         let mut versions = BTreeMap::from([("kernel-abi".to_owned(), abi.to_owned())]);
         versions.extend(kernel::packages(abi).map(|name| (name, "7.2.12-1~bpo13+1".to_owned())));

@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_names_and_labels_its_nodes() {
+    fn plan_assigns_node_names_and_rdma() {
         let nodes = plan("storage=1,compute=2").expect("a plan");
         let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
         assert_eq!(names, ["storage1", "compute1", "compute2"]);

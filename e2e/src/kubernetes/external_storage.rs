@@ -213,14 +213,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lists_can_be_read() {
+    fn known_failures_and_skips_parse() {
         KnownFailures::parse(KNOWN).expect("a good list");
         skips(SKIPS).expect("a good list");
         skips("no reason").expect_err("no reason");
     }
 
     #[test]
-    fn a_report_names_what_ran() {
+    fn report_is_read_into_test_outcomes() {
         let report = r#"[{"SpecReports": [
             {"ContainerHierarchyTexts": ["External.Storage [Driver: x]", "[Testpattern: a] io"], "LeafNodeText": "should b",
              "LeafNodeType": "It", "State": "passed"},

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_routes_to_its_peers_and_not_to_itself() {
+    fn node_routes_to_its_peers_and_not_to_itself() {
         let role = Role { number: 2, rdma: false, pool: false, archives: 1, labels: Vec::new() };
         let peers = [(1, "192.168.77.1".to_owned()), (2, "192.168.77.2".to_owned())];
         let script = prepare_script(&role, &peers);

@@ -176,7 +176,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn the_archive_is_one_that_tar_reads() {
+    fn tar_extracts_the_oci_archive() {
         let folder = tempfile::tempdir().expect("a folder");
         let archive = folder.path().join("a.tar");
         write_program(&archive, "registry.example/a/b:1", "b", &[7; 1000]).expect("it is written");

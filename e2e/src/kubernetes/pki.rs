@@ -158,7 +158,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn base64_is_that_of_rfc_4648() {
+    fn base64_matches_rfc_4648() {
         // [RFC4648] 10
         for (plain, coded) in [
             ("", ""),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_closed_to_others_and_not_shown() {
+    fn keys_are_private_and_absent_from_debug_output() {
         let folder = tempfile::tempdir().expect("a folder");
         let pki = Pki::create(&folder.path().join("pki")).expect("an authority");
         let admin = pki

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_relay_passes_both_directions_and_their_ends() {
+    fn relay_forwards_both_directions_and_their_shutdown() {
         let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bound");
         let folder = tempfile::tempdir().expect("a folder");
         let room = Room { relay_port: 0, relay: folder.path().join("api") };

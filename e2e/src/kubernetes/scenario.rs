@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cluster_that_fits_nowhere_differs_from_the_one_that_does() {
+    fn picky_cluster_differs_from_the_minimal_example() {
         let other = super::picky("      linkLayer: InfiniBand\n");
         for wanted in [
             "name: picky\n",

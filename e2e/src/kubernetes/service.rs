@@ -101,7 +101,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn a_service_outlives_the_thread_that_asked_for_it_and_not_its_owner() {
+    fn service_outlives_the_thread_that_started_it_but_not_its_owner() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().to_owned();
         let started = std::thread::spawn(move || {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_of_a_service_that_ended_shows_what_it_said() {
+    fn error_of_an_ended_service_includes_its_output() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut command = Command::new("sh");
         let mut service = Service::start("failing", command.args(["-c", "echo why; exit 3"]), folder.path())

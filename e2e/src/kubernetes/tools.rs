@@ -300,14 +300,14 @@ mod tests {
     }
 
     #[test]
-    fn every_group_names_tools_that_exist() {
+    fn tool_groups_list_only_existing_tools() {
         for name in ALL.iter().copied().flatten() {
             assert!(TOOLS.iter().any(|(tool, ..)| tool == name), "{name}");
         }
     }
 
     #[test]
-    fn releases_compare_by_number() {
+    fn go_releases_compare_numerically() {
         assert_eq!(release("go1.26.8"), Some((1, 26)));
         assert_eq!(release("go1.27rc1"), None);
         assert!(release("go1.9.1") < Some(GO_AT_LEAST));

@@ -331,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_metric_is_of_one_claim() {
+    fn metric_is_selected_by_name_and_claim() {
         let text = "# HELP kubelet_volume_stats_used_bytes [ALPHA] Number of used bytes in the volume\n\
             kubelet_volume_stats_used_bytes{namespace=\"default\",persistentvolumeclaim=\"other\"} 1\n\
             kubelet_volume_stats_used_bytes{namespace=\"default\",persistentvolumeclaim=\"mine\"} 8.388608e+06\n";

@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_examples_are_what_the_lab_expects_of_them() {
+    fn examples_have_the_fields_that_the_lab_replaces() {
         assert!(claim("1Gi").contains("storage: 1Gi") && claim("1Gi").contains("name: training"));
         let job = training("here/forebay:1");
         assert!(job.contains("  name: training\n") && job.contains("claimName: training"));
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_lost_after_it_was_verified_is_found() {
+    fn second_verification_finds_files_lost_after_the_first() {
         let folder = tempfile::tempdir().expect("a folder");
         let (_, written) = run(folder.path(), WRITER, "wrote 4");
         assert_eq!(written[..4], ["wrote 1", "wrote 2", "wrote 3", "wrote 4"]);

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_explains_so_many_failed_writes_and_no_more() {
+    fn failed_writes_are_accepted_up_to_a_limit() {
         let lines = |count: usize| -> Vec<String> {
             (0..count).map(|number| format!("failed {number} open")).chain(["synced 9".to_owned()]).collect()
         };

@@ -218,7 +218,7 @@ mod tests {
     use super::{Body, Place};
 
     #[test]
-    fn a_scenario_has_the_body_of_its_lab() {
+    fn scenario_body_matches_its_lab() {
         for scenario in super::all() {
             let on_fabric = matches!(scenario.run, Body::Fabric(_));
             assert_eq!(on_fabric, scenario.place == Place::Fabric, "{}", scenario.name);

@@ -143,7 +143,7 @@ mod tests {
     use crate::foreign::known::{KnownFailures, Outcome};
 
     #[test]
-    fn every_result_is_read_with_its_reason() {
+    fn pjdfstest_results_are_parsed_with_their_reasons() {
         let output = "\nchmod::eloop    ok\nchown::many     FAILED\n\tassertion failed\n\tleft: 1\nutimensat::set   skipped\n\
                       \tno clock\n\nSummary: 1 failed, 1 skipped, 1 passed, 0 expected failures, 3 total\n";
         let expected = [
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_can_be_read() {
+    fn list_of_known_failures_parses() {
         KnownFailures::parse(KNOWN).expect("a good list");
     }
 }

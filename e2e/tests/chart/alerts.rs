@@ -51,7 +51,7 @@ fn every_alert_has_a_runbook_and_every_runbook_an_alert() {
 
 /// promtool accepts the rules, and each alert fires exactly when alerts.yaml says, with these labels.
 #[test]
-fn every_alert_fires_when_it_should_and_not_before() {
+fn every_alert_fires_at_its_threshold_and_not_before() {
     let promtool = prometheus::program(
         &prometheus::get(&Cache::open().expect("the cache")).expect("Prometheus"),
         "promtool",

@@ -34,17 +34,17 @@ spec:
 ";
 
 #[test]
-fn a_real_api_server_takes_the_chart_and_keeps_its_promises() {
+fn chart_installs_and_is_enforced_on_a_real_api_server() {
     let server = LocalApiServer::start(false).expect("an API server");
     let kubectl = server.kubectl();
-    helm_installs_upgrades_and_leaves_only_the_definitions(&kubectl);
-    definitions_are_established(&kubectl);
-    the_manifests_are_taken(&kubectl);
-    every_set_of_values_is_taken(&kubectl);
-    the_examples_are_taken(&kubectl);
-    pod_security_is_kept_where_it_can_be(&kubectl);
-    accounts_may_do_what_they_must_and_no_more(&kubectl);
-    a_node_agent_writes_its_own_storage_node_only(&kubectl);
+    helm_installs_upgrades_and_uninstalls_all_but_the_crds(&kubectl);
+    crds_are_established(&kubectl);
+    manifests_are_accepted(&kubectl);
+    every_set_of_values_is_accepted(&kubectl);
+    examples_are_accepted(&kubectl);
+    only_the_node_plugin_violates_restricted_pod_security(&kubectl);
+    service_accounts_have_only_the_rights_that_they_need(&kubectl);
+    node_agent_can_write_only_its_own_storage_node(&kubectl);
 }
 
 fn helm(kubectl: &Kubectl, arguments: &[&str]) -> String {
@@ -53,7 +53,7 @@ fn helm(kubectl: &Kubectl, arguments: &[&str]) -> String {
 }
 
 /// Like a user does it. Without nodes, nothing is waited for.
-fn helm_installs_upgrades_and_leaves_only_the_definitions(kubectl: &Kubectl) {
+fn helm_installs_upgrades_and_uninstalls_all_but_the_crds(kubectl: &Kubectl) {
     let ours = || {
         let everything = [
             "deployments,daemonsets,services,serviceaccounts,configmaps,roles,rolebindings,poddisruptionbudgets",
@@ -81,7 +81,7 @@ fn helm_installs_upgrades_and_leaves_only_the_definitions(kubectl: &Kubectl) {
     assert!(definitions.contains("storageclusters.storage.forebay.io"), "{definitions}");
 }
 
-fn definitions_are_established(kubectl: &Kubectl) {
+fn crds_are_established(kubectl: &Kubectl) {
     for (plural, group, scope, kind) in [
         ("servicemonitors", "monitoring.coreos.com", "Namespaced", "ServiceMonitor"),
         ("prometheusrules", "monitoring.coreos.com", "Namespaced", "PrometheusRule"),
@@ -106,7 +106,7 @@ fn take(kubectl: &Kubectl, yaml: &str, what: &str, further: &[&str]) {
     assert_eq!(taken, wanted, "{what}: {answer}");
 }
 
-fn the_manifests_are_taken(kubectl: &Kubectl) {
+fn manifests_are_accepted(kubectl: &Kubectl) {
     take(
         kubectl,
         &fs::read_to_string(root().join("manifests/forebay.yaml")).expect("the manifests"),
@@ -115,7 +115,7 @@ fn the_manifests_are_taken(kubectl: &Kubectl) {
     );
 }
 
-fn every_set_of_values_is_taken(kubectl: &Kubectl) {
+fn every_set_of_values_is_accepted(kubectl: &Kubectl) {
     // The test's pod is refused if its account, which is created along with it, does not exist yet.
     let all = objects(&template(&[]).expect("the chart renders"));
     for account in all.iter().filter(|object| object["kind"] == "ServiceAccount") {
@@ -128,7 +128,7 @@ fn every_set_of_values_is_taken(kubectl: &Kubectl) {
     take(kubectl, &dashboards, "dashboards", &["--dry-run=server", "--force-conflicts"]);
 }
 
-fn the_examples_are_taken(kubectl: &Kubectl) {
+fn examples_are_accepted(kubectl: &Kubectl) {
     let mut examples = 0;
     for entry in fs::read_dir(root().join("manifests/examples")).expect("examples") {
         let path = entry.expect("a file").path();
@@ -163,7 +163,7 @@ fn pods(namespace: &str) -> Vec<(String, Value)> {
         .collect()
 }
 
-fn pod_security_is_kept_where_it_can_be(kubectl: &Kubectl) {
+fn only_the_node_plugin_violates_restricted_pod_security(kubectl: &Kubectl) {
     let namespace = "restricted";
     let labels = json!({"pod-security.kubernetes.io/enforce": "restricted"});
     let object =
@@ -199,7 +199,7 @@ fn may(kubectl: &Kubectl, who: &str, verb: &str, what: &str, namespace: &str) ->
     }
 }
 
-fn accounts_may_do_what_they_must_and_no_more(kubectl: &Kubectl) {
+fn service_accounts_have_only_the_rights_that_they_need(kubectl: &Kubectl) {
     let seen = || Ok(may(kubectl, "forebay-operator", "create", "statefulsets.apps", NAMESPACE));
     kubectl.wait_until("the rights are seen", SEEN_WITHIN, seen, String::new).expect("the operator's rights");
     const OURS: &str = NAMESPACE;
@@ -249,7 +249,7 @@ fn accounts_may_do_what_they_must_and_no_more(kubectl: &Kubectl) {
     }
 }
 
-fn a_node_agent_writes_its_own_storage_node_only(kubectl: &Kubectl) {
+fn node_agent_can_write_only_its_own_storage_node(kubectl: &Kubectl) {
     let storage_node = |name: &str| {
         let metadata = json!({"name": name});
         json!({"apiVersion": "storage.forebay.io/v1alpha1", "kind": "StorageNode", "metadata": metadata, "spec": {}})

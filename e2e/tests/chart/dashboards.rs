@@ -39,7 +39,7 @@ fn panels(dashboard: &Value) -> impl Iterator<Item = &Value> {
 }
 
 #[test]
-fn what_grafana_needs_is_there() {
+fn dashboards_have_the_fields_that_grafana_needs() {
     let all = dashboards();
     assert_eq!(all.keys().collect::<Vec<_>>(), ["forebay-cluster", "forebay-fleet", "forebay-volume"]);
     for (uid, dashboard) in &all {
@@ -145,7 +145,7 @@ fn with_variables(query: &str) -> String {
 }
 
 #[test]
-fn every_query_finds_something() {
+fn every_dashboard_query_returns_data() {
     let site = Site::start();
     let page = fs::read_to_string(root().join("docs/reference/metrics.md")).expect("the page");
     let mut asked = 0;

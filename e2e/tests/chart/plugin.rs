@@ -31,7 +31,7 @@ fn pod(name: &str, namespace: &str, labels: &Value, spec: &Value) -> Value {
 }
 
 #[test]
-fn the_plugin_finds_a_busy_claim_and_the_pods_that_use_it() {
+fn kubectl_plugin_finds_a_busy_claim_and_its_pods() {
     let address = own_address();
     let server = Server::start(address);
     let api = LocalApiServer::start(false).expect("an API server");

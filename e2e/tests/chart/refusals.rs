@@ -57,7 +57,7 @@ const BAD: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn values_that_make_no_sense_are_refused_by_name() {
+fn invalid_values_are_refused_with_the_name_of_the_field() {
     for (value, says) in BAD {
         let refusal = match template(&["--set", value]) {
             Ok(_) => panic!("{value} was taken"),

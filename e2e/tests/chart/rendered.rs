@@ -30,7 +30,7 @@ fn check_generated(path: &Path, text: &str) {
 }
 
 #[test]
-fn lint_finds_nothing() {
+fn helm_lint_passes() {
     helm::run(&["lint", "--strict", "charts/forebay"]).expect("the defaults are fine");
     for values in VALUES {
         let path = helm::file(&format!("values/{values}.yaml"));
@@ -40,7 +40,7 @@ fn lint_finds_nothing() {
 }
 
 #[test]
-fn the_committed_manifests_are_the_rendered_chart() {
+fn committed_manifests_match_the_rendered_chart() {
     let root = helm::root();
     let mut all = format!(
         "# The chart with its defaults, for clusters without Helm. Generated from charts/forebay; do not edit.\n\
@@ -74,7 +74,7 @@ fn the_committed_manifests_are_the_rendered_chart() {
 }
 
 #[test]
-fn sets_of_values_change_what_they_should() {
+fn sets_of_values_render_as_in_their_snapshots() {
     let default = by_identity(&template(&[]).expect("the chart renders"));
     for values in VALUES {
         let changed = by_identity(&template_with(values));
@@ -94,7 +94,7 @@ fn sets_of_values_change_what_they_should() {
 }
 
 #[test]
-fn every_object_is_named_once_labelled_and_in_the_release_s_namespace() {
+fn objects_are_unique_labelled_and_in_the_release_namespace() {
     for yaml in renderings() {
         let mut seen = BTreeSet::new();
         for object in objects(&yaml) {
@@ -118,7 +118,7 @@ fn every_object_is_named_once_labelled_and_in_the_release_s_namespace() {
 }
 
 #[test]
-fn rights_have_no_wildcards_and_secrets_are_the_namespace_s_only() {
+fn rbac_has_no_wildcards_and_no_cluster_wide_access_to_secrets() {
     for yaml in renderings() {
         let objects = objects(&yaml);
         let roles =
@@ -203,7 +203,7 @@ fn every_container_has_probes_requests_and_a_read_only_root() {
 }
 
 #[test]
-fn every_value_is_explained_and_known_to_the_schema() {
+fn every_schema_property_has_a_default_value() {
     let root = helm::root().join("charts/forebay");
     let values = fs::read_to_string(root.join("values.yaml")).expect("values.yaml");
     let schema: Value =

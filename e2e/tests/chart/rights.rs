@@ -22,7 +22,7 @@ const NODE: &str = "worker-1";
 const DONE_WITHIN: Duration = Duration::from_secs(120);
 
 #[test]
-fn everything_works_with_exactly_the_chart_s_rights() {
+fn all_components_work_with_the_rbac_rules_of_the_chart() {
     let server = LocalApiServer::start(false).expect("an API server");
     let kubectl = server.kubectl();
     for file in ["manifests/crds.yaml", "manifests/forebay.yaml"] {

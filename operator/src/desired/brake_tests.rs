@@ -20,7 +20,7 @@ fn cut_off(observed: &mut Observed) {
 }
 
 #[test]
-fn a_partition_raises_no_epoch_and_ends_no_pod_and_neither_does_its_end() {
+fn partition_and_its_recovery_move_no_instance_and_delete_no_pod() {
     let (mut cluster, mut observed) = fabric_running(json!({}));
     // A further node that still looks live: without the pause it would take over an instance.
     observed.nodes.push(node("n4", "10.0.0.4"));
@@ -59,7 +59,7 @@ fn a_partition_raises_no_epoch_and_ends_no_pod_and_neither_does_its_end() {
 }
 
 #[test]
-fn a_person_may_say_that_nodes_are_off() {
+fn administrator_can_override_the_takeover_pause() {
     let (cluster, mut observed) = fabric_running(json!({}));
     observed.nodes.push(node("n4", "10.0.0.4"));
     cut_off(&mut observed);
@@ -82,7 +82,7 @@ fn a_person_may_say_that_nodes_are_off() {
 }
 
 #[test]
-fn a_pod_that_is_over_is_not_taken_out_of_the_books_while_takeovers_pause() {
+fn pods_are_not_force_deleted_while_takeovers_are_paused() {
     let (mut cluster, mut observed) = fabric_running(json!({}));
     // A planned move: the nodes fall silent before the old pod has ended.
     observed.nodes[0] = node_with("n1", "10.0.0.1", json!({ "unschedulable": true }));
@@ -99,7 +99,7 @@ fn a_pod_that_is_over_is_not_taken_out_of_the_books_while_takeovers_pause() {
 
 /// Kubernetes still reports a spare in the same rack as ready, although it died with the node.
 #[test]
-fn a_spare_that_has_missed_a_renewal_is_not_chosen() {
+fn spare_that_missed_a_lease_renewal_is_not_chosen() {
     let (mut cluster, mut observed) = fabric_running(json!({}));
     observed.nodes.push(node("n4", "10.0.0.4"));
     silence(&mut observed, "n1", 60);

@@ -17,7 +17,7 @@ fn left_behind(observed: &Observed, gone: &Desired) -> Observed {
 /// The pool and the target's reservation keep the epoch after the StorageCluster is deleted: they would reject a first epoch
 /// permanently.
 #[test]
-fn a_cluster_made_again_goes_on_after_the_last_epoch() {
+fn recreated_cluster_continues_after_the_last_epoch() {
     for policy in ["Protect", "Retain", "Destroy"] {
         let (mut cluster, mut observed) = fabric_running(json!({ "deletionPolicy": policy }));
         silence(&mut observed, "n1", 60);
@@ -60,7 +60,7 @@ fn a_cluster_made_again_goes_on_after_the_last_epoch() {
 
 /// A cluster on directories has no epochs: its record is removed with it, unless its volumes stay.
 #[test]
-fn a_record_without_epochs_goes_with_its_cluster() {
+fn record_without_epochs_is_deleted_with_its_cluster() {
     let (mut cluster, mut observed) = running(json!({}));
     cluster.metadata.deletion_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now()));
     announce(&mut cluster, &mut observed);
@@ -74,7 +74,7 @@ fn a_record_without_epochs_goes_with_its_cluster() {
 /// An instance that could move once and now has a directory beside its namespace keeps the epoch of the namespace, even if
 /// the status was lost.
 #[test]
-fn a_directory_that_came_later_does_not_bring_back_the_first_epoch() {
+fn adding_a_directory_backend_keeps_the_epoch() {
     let mut backends = nvmeof(2);
     backends
         .as_array_mut()
@@ -105,7 +105,7 @@ fn with_machine(observed: &mut Observed, node: usize, machine: &str) {
 
 /// A target distinguishes instances of the same name in two Kubernetes clusters, and two machines of the same name.
 #[test]
-fn a_new_instance_tells_its_target_its_cluster_and_its_machine() {
+fn new_instance_identifies_itself_by_cluster_uid_and_machine_id() {
     let mut cluster = fabric_cluster(json!({}));
     let mut observed = observed();
     with_machine(&mut observed, 0, "machine-1");
@@ -130,7 +130,7 @@ fn a_new_instance_tells_its_target_its_cluster_and_its_machine() {
 /// An array allows only the hosts that its administrator has configured, so an instance that was identified by names alone
 /// stays so. The bundled target allows both identities, and the instance uses its own from its next epoch on.
 #[test]
-fn an_instance_of_before_is_known_by_its_names_until_its_target_can_follow() {
+fn older_instance_keeps_its_name_based_identity_on_external_arrays() {
     let (cluster, mut observed) = fabric_running(json!({}));
     observed.record.owners.clear();
     let file = moves_tests::config(&desired(&cluster, &settings(), &observed), "a-0-config-1");
@@ -159,7 +159,7 @@ fn an_instance_of_before_is_known_by_its_names_until_its_target_can_follow() {
 
 /// A key that a person has confirmed is passed to the server.
 #[test]
-fn an_adopted_key_is_passed_to_the_server_of_that_pool() {
+fn adopted_reservation_key_is_passed_to_the_server_of_its_pool() {
     let (cluster, mut observed) = fabric_running(json!({}));
     let data = [("a-0.adopt.main".to_owned(), "0x035e884900000007".to_owned())].into();
     observed.record.adopted = record::read(None, &data).adopted;

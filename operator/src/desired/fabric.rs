@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_are_spread_and_no_device_is_given_twice() {
+    fn namespaces_are_spread_over_target_nodes_without_sharing_a_device() {
         let two = backend(json!([
             { "name": "n1", "devices": ["/dev/disk/by-id/a", "/dev/disk/by-id/b"] },
             { "name": "n2", "devices": ["/dev/disk/by-id/a"] },
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_stays_whatever_the_spec_says() {
+    fn recorded_places_are_kept_when_the_spec_changes() {
         let recorded: Place = "gone /dev/disk/by-id/x".parse().expect("a place");
         let recorded = BTreeMap::from([(("a-0".to_owned(), "main".to_owned()), recorded)]);
         let files = backend(json!([{ "name": "n1", "directory": "/mnt/f" }]));
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn networks() {
+    fn networks_are_parsed_and_contain_their_addresses() {
         let of = |text: &str| network(text).expect("a network");
         assert!(is_in("192.168.77.9".parse().expect("an address"), of("192.168.77.0/24")));
         assert!(!is_in("192.168.78.9".parse().expect("an address"), of("192.168.77.0/24")));

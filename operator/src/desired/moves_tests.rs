@@ -103,7 +103,7 @@ pub(super) fn epochs(cluster: &StorageCluster) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn a_place_is_recorded_before_anything_is_made() {
+fn placement_is_recorded_before_objects_are_created() {
     let cluster = fabric_cluster(json!({}));
     let mut observed = observed();
     let first = desired(&cluster, &settings(), &observed);
@@ -131,7 +131,7 @@ fn a_place_is_recorded_before_anything_is_made() {
 }
 
 #[test]
-fn a_server_gets_its_epoch_its_address_and_its_namespace() {
+fn server_configuration_has_its_epoch_address_and_namespace() {
     let (cluster, observed) = fabric_running(json!({}));
     let found = desired(&cluster, &settings(), &observed);
     let file = config(&found, "a-1-config-1");
@@ -153,7 +153,7 @@ fn a_server_gets_its_epoch_its_address_and_its_namespace() {
 }
 
 #[test]
-fn keys_go_into_the_servers_only() {
+fn dhchap_secret_is_mounted_into_the_servers_only() {
     let mut backends = nvmeof(2);
     backends[0]["nvmeof"]["dhchapSecret"] = json!({ "name": "keys", "mutual": true });
     let (cluster, observed) = fabric_running(json!({ "backends": backends }));
@@ -167,7 +167,7 @@ fn keys_go_into_the_servers_only() {
 }
 
 #[test]
-fn a_key_of_tls_goes_into_the_servers_only() {
+fn tls_secret_is_mounted_into_the_servers_only() {
     let mut backends = nvmeof(2);
     backends[0]["nvmeof"]["tlsSecret"] = json!({ "name": "keys" });
     for (identity, reported) in [(json!(null), 1), (json!(0), 0)] {
@@ -187,7 +187,7 @@ fn a_key_of_tls_goes_into_the_servers_only() {
 }
 
 #[test]
-fn a_node_that_is_lost_is_left_in_the_next_epoch() {
+fn lost_node_moves_its_instance_in_the_next_epoch() {
     let (mut cluster, mut observed) = fabric_running(json!({}));
     silence(&mut observed, "n1", 22);
     let waiting = desired(&cluster, &settings(), &observed);
@@ -224,7 +224,7 @@ fn a_node_that_is_lost_is_left_in_the_next_epoch() {
 }
 
 #[test]
-fn only_the_operator_that_cannot_see_a_server_takes_nothing_away() {
+fn unreachable_admin_api_alone_moves_nothing() {
     let (cluster, mut observed) = fabric_running(json!({}));
     observed.reports.insert("a-0".to_owned(), Report::Silent("no route".to_owned()));
     silence(&mut observed, "n1", 3);
@@ -234,7 +234,7 @@ fn only_the_operator_that_cannot_see_a_server_takes_nothing_away() {
 }
 
 #[test]
-fn if_no_node_is_left_it_is_reported_and_nothing_is_ended() {
+fn missing_spare_is_reported_and_no_pod_is_deleted() {
     let (cluster, mut observed) = fabric_running(json!({}));
     observed.nodes.retain(|n| n.metadata.name.as_deref() != Some("n3"));
     silence(&mut observed, "n1", 60);
@@ -254,7 +254,7 @@ fn if_no_node_is_left_it_is_reported_and_nothing_is_ended() {
 }
 
 #[test]
-fn two_nodes_that_are_lost_are_left_for_two_others() {
+fn instances_of_two_lost_nodes_move_to_two_different_nodes() {
     let (cluster, mut observed) = fabric_running(json!({}));
     observed.nodes.push(node("n4", "10.0.0.4"));
     silence(&mut observed, "n1", 60);
@@ -265,7 +265,7 @@ fn two_nodes_that_are_lost_are_left_for_two_others() {
 }
 
 #[test]
-fn a_cordoned_node_is_left_in_an_orderly_way_one_instance_after_another() {
+fn cordoned_nodes_hand_over_one_instance_at_a_time() {
     let (mut cluster, mut observed) = fabric_running(json!({}));
     observed.nodes.push(node("n4", "10.0.0.4"));
     observed.nodes[0] = node_with("n1", "10.0.0.1", json!({ "unschedulable": true }));
@@ -284,7 +284,7 @@ fn a_cordoned_node_is_left_in_an_orderly_way_one_instance_after_another() {
 }
 
 #[test]
-fn a_request_may_name_the_node() {
+fn move_request_can_name_the_destination_node() {
     let (cluster, mut observed) = fabric_running(json!({}));
     observed.nodes.push(node("n4", "10.0.0.4"));
     let pod = observed.pods.get_mut("a-1").expect("it is there");
@@ -298,7 +298,7 @@ fn a_request_may_name_the_node() {
 }
 
 #[test]
-fn switched_off_a_lost_node_is_waited_for() {
+fn lost_node_moves_nothing_while_takeover_is_disabled() {
     let (cluster, mut observed) = fabric_running(json!({ "takeover": { "enabled": false } }));
     silence(&mut observed, "n1", 600);
     observed.nodes[0] =
@@ -309,7 +309,7 @@ fn switched_off_a_lost_node_is_waited_for() {
 }
 
 #[test]
-fn a_record_that_was_lost_is_recreated_with_a_later_epoch() {
+fn lost_record_is_recreated_with_later_epochs() {
     let (mut cluster, mut observed) = fabric_running(json!({}));
     silence(&mut observed, "n1", 60);
     see_through(&mut cluster, &mut observed);
@@ -329,7 +329,7 @@ fn a_record_that_was_lost_is_recreated_with_a_later_epoch() {
 }
 
 #[test]
-fn an_instance_that_comes_back_does_not_begin_at_the_first_epoch() {
+fn epoch_of_a_removed_instance_is_kept() {
     let (mut cluster, mut observed) = fabric_running(json!({}));
     change(&mut cluster, "instances", json!(1));
     announce(&mut cluster, &mut observed);
@@ -342,7 +342,7 @@ fn an_instance_that_comes_back_does_not_begin_at_the_first_epoch() {
 }
 
 #[test]
-fn without_a_namespace_or_an_address_an_instance_waits_and_says_so() {
+fn instance_without_a_namespace_or_address_is_pending_with_a_message() {
     let found = desired(&fabric_cluster(json!({ "backends": nvmeof(1) })), &settings(), &observed());
     assert_eq!(found.moves.len(), 1);
     let second = &found.status.instances[1];
@@ -358,7 +358,7 @@ fn without_a_namespace_or_an_address_an_instance_waits_and_says_so() {
 }
 
 #[test]
-fn a_directory_beside_a_namespace_keeps_the_instance_on_its_node() {
+fn instance_with_a_directory_backend_never_moves() {
     let mut backends = nvmeof(2);
     backends
         .as_array_mut()
@@ -388,7 +388,7 @@ pub(super) fn target_file<'d>(desired: &'d Desired, node: &str) -> (&'d Value, t
 }
 
 #[test]
-fn the_bundled_target_offers_each_instance_a_namespace_to_every_node_it_may_come_from() {
+fn bundled_target_exports_a_stable_namespace_per_instance_to_all_nodes() {
     let cluster = target_cluster();
     let mut observed = observed();
     let first = desired(&cluster, &settings(), &observed);
@@ -438,7 +438,7 @@ fn the_bundled_target_offers_each_instance_a_namespace_to_every_node_it_may_come
 }
 
 #[test]
-fn a_volatile_cache_is_offered_only_where_that_was_accepted() {
+fn accepted_volatile_cache_is_passed_to_the_target() {
     let mut cluster = target_cluster();
     cluster.spec.backends[0].target.as_mut().expect("a target").allow_volatile_cache = true;
     let mut observed = observed();
@@ -453,7 +453,7 @@ fn a_volatile_cache_is_offered_only_where_that_was_accepted() {
 }
 
 #[test]
-fn a_target_is_emptied_before_it_goes() {
+fn bundled_target_removes_its_subsystems_before_its_deletion() {
     let mut cluster = target_cluster();
     let mut observed = observed();
     see_through(&mut cluster, &mut observed);
@@ -494,7 +494,7 @@ fn a_target_is_emptied_before_it_goes() {
 }
 
 #[test]
-fn the_condition_says_why_a_server_refuses_its_namespace() {
+fn ready_condition_has_the_exit_message_of_the_server() {
     let (cluster, observed) = fabric_running(json!({}));
     let said =
         "forebay-server: pool main: the namespace holds something that is no pool: nothing was written";
@@ -522,7 +522,7 @@ fn the_condition_says_why_a_server_refuses_its_namespace() {
 }
 
 #[test]
-fn a_server_that_is_down_moves_only_where_another_node_may_do_better() {
+fn failed_server_moves_only_if_it_has_served_and_its_target_is_up() {
     let mut cluster = target_cluster();
     let mut observed = observed();
     see_through(&mut cluster, &mut observed);

@@ -15,7 +15,7 @@ fn storage_node(name: &str, nvme_tcp: Fact, nvme_rdma: Fact) -> Arc<StorageNode>
 
 /// The fixtures have one path over TCP and one over RDMA.
 #[test]
-fn a_spare_without_the_modules_for_the_paths_is_none() {
+fn node_without_nvme_modules_is_not_a_spare() {
     let (cluster, mut observed) = fabric_running(json!({}));
     assert_eq!(condition(&desired(&cluster, &settings(), &observed), "TakeoverReady").reason, "SpareNode");
     observed.storage_nodes = vec![storage_node("n3", Fact::No, Fact::No)];
@@ -35,7 +35,7 @@ fn a_spare_without_the_modules_for_the_paths_is_none() {
 }
 
 #[test]
-fn a_node_that_an_autoscaler_takes_away_is_left_as_a_drained_one() {
+fn autoscaler_taints_move_instances_like_a_cordon() {
     for key in ["ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"] {
         let (cluster, mut observed) = fabric_running(json!({}));
         let taint = json!({ "taints": [{ "key": key, "effect": "NoSchedule" }] });
@@ -48,7 +48,7 @@ fn a_node_that_an_autoscaler_takes_away_is_left_as_a_drained_one() {
 }
 
 #[test]
-fn a_node_of_another_platform_is_no_place_for_a_server() {
+fn node_of_another_platform_does_not_fit() {
     for (label, value) in [("kubernetes.io/os", "windows"), ("kubernetes.io/arch", "s390x")] {
         let mut observed = observed();
         let mut node = serde_json::to_value(&*observed.nodes[0]).expect("JSON");
@@ -62,7 +62,7 @@ fn a_node_of_another_platform_is_no_place_for_a_server() {
 }
 
 #[test]
-fn a_node_that_is_too_small_is_no_place_for_a_server() {
+fn node_without_enough_allocatable_resources_does_not_fit() {
     let spec = json!({ "limits": { "resources": { "requests": { "cpu": "2", "memory": "4Gi" } } } });
     for (amounts, fits) in [
         (json!({ "cpu": "4", "memory": "8Gi" }), true),
@@ -81,7 +81,7 @@ fn a_node_that_is_too_small_is_no_place_for_a_server() {
 
 /// The scheduler's verdict counts, too, as long as the instance is not bound to its node.
 #[test]
-fn an_instance_that_cannot_be_scheduled_on_its_first_node_goes_to_another() {
+fn unschedulable_instance_moves_to_another_node() {
     let mut cluster = cluster(json!({ "instances": 1 }));
     let mut observed = observed();
     settle(&mut cluster, &mut observed, 1000);
@@ -113,7 +113,7 @@ fn an_instance_that_cannot_be_scheduled_on_its_first_node_goes_to_another() {
 
 /// Only the current node's rejection is visible: the earlier nodes must not be retried until all others have been tried.
 #[test]
-fn an_instance_for_which_two_nodes_have_no_room_goes_to_the_third() {
+fn instance_tries_every_node_before_it_retries_one() {
     let mut cluster = cluster(json!({ "instances": 1 }));
     let mut observed = observed();
     let mut tried = Vec::new();
@@ -146,7 +146,7 @@ fn an_instance_for_which_two_nodes_have_no_room_goes_to_the_third() {
 }
 
 #[test]
-fn the_bundled_target_always_allows_the_instances_own_node() {
+fn bundled_target_always_allows_the_current_node_of_an_instance() {
     let mut cluster = target_cluster();
     let mut observed = observed();
     observed.nodes.extend((0..300).map(|n| node(&format!("a{n:03}"), "10.1.0.1")));
@@ -182,7 +182,7 @@ fn the_bundled_target_always_allows_the_instances_own_node() {
 }
 
 #[test]
-fn the_reason_for_a_missing_pod_is_reported() {
+fn reason_for_a_missing_pod_is_reported() {
     let mut cluster = fabric_cluster(json!({}));
     let mut observed = observed();
     moves_tests::see_through(&mut cluster, &mut observed);
@@ -200,7 +200,7 @@ fn the_reason_for_a_missing_pod_is_reported() {
 
 /// A dead server of one cluster does not block the drain of healthy servers of another.
 #[test]
-fn every_cluster_has_a_disruption_budget_of_its_own() {
+fn every_cluster_has_its_own_disruption_budget() {
     let (cluster, mut observed) = fabric_running(json!({}));
     let found = desired(&cluster, &settings(), &observed);
     let budget = found.objects.iter().find(|o| o["kind"] == "PodDisruptionBudget").expect("one");
@@ -220,7 +220,7 @@ fn every_cluster_has_a_disruption_budget_of_its_own() {
 }
 
 #[test]
-fn what_a_server_may_cache_and_how_it_reads_is_configured() {
+fn caching_and_io_settings_reach_the_server_configuration() {
     let (cluster, observed) = fabric_running(json!({}));
     let found = desired(&cluster, &settings(), &observed);
     let file = moves_tests::config(&found, "a-0-config-1");
@@ -242,7 +242,7 @@ fn what_a_server_may_cache_and_how_it_reads_is_configured() {
 
 /// A pod without requests is evicted first.
 #[test]
-fn servers_and_targets_ask_for_what_they_need() {
+fn servers_and_targets_have_memory_requests() {
     let mut cluster = target_cluster();
     let mut observed = observed();
     moves_tests::see_through(&mut cluster, &mut observed);

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn record_round_trips_through_config_map_data() {
         let place: Place = "n3 /dev/disk/by-id/nvme-x".parse().expect("a place");
         let moved =
             Moved { why: "NodeLost".to_owned(), from: "n1".to_owned(), since: at(5), decided: at(25) };
@@ -186,14 +186,14 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_not_there() {
+    fn malformed_record_entries_are_ignored() {
         let data = [("a-0.epoch", "x"), ("a-0.moved", "NodeLost n1 soon now"), ("a-0.target.main", "")];
         let data = data.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
         assert_eq!(read(None, &data), Record::default());
     }
 
     #[test]
-    fn an_epoch_outlives_its_instance() {
+    fn epochs_and_targets_outlive_their_instance() {
         assert!(is_kept("a-0.epoch") && is_kept("a-0.target.main"));
         assert!(!is_kept("a-0") && !is_kept("a-0.pools") && !is_kept("a-0.moved"));
         let movable = BTreeSet::from(["a-0".to_owned()]);

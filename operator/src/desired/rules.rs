@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images() {
+    fn image_references_are_validated() {
         for good in [
             "forebay",
             "forebay:0.1.0",
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts() {
+    fn quantities_are_parsed() {
         let of = |text: &str| amount(&Quantity(text.to_owned()));
         assert_eq!(of("1"), Some(1.0));
         assert_eq!(of("500m"), Some(0.5));
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn labels() {
+    fn label_keys_are_validated() {
         for good in ["a", "topology.kubernetes.io/zone", "A_b.c"] {
             assert!(is_label_key(good), "{good}");
         }

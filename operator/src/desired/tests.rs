@@ -239,7 +239,7 @@ mod nodes_tests;
 mod times_tests;
 
 #[test]
-fn a_new_cluster_gets_its_objects() {
+fn new_cluster_gets_its_objects() {
     let found = desired(&cluster(json!({})), &settings(), &observed());
     assert_eq!(
         names_of(&found),
@@ -267,7 +267,7 @@ fn a_new_cluster_gets_its_objects() {
 }
 
 #[test]
-fn the_same_is_wanted_however_often_one_asks() {
+fn desired_state_is_stable_across_reconciliations() {
     let (cluster, observed) = running(json!({}));
     let first = desired(&cluster, &settings(), &observed);
     let mut later = cluster.clone();
@@ -280,7 +280,7 @@ fn the_same_is_wanted_however_often_one_asks() {
 }
 
 #[test]
-fn nothing_is_started_without_a_certificate_or_an_address() {
+fn instance_is_created_only_with_a_certificate_and_an_address() {
     let mut seen = observed();
     seen.certificates.issued = vec!["a-1".to_owned()];
     assert_eq!(
@@ -297,7 +297,7 @@ fn nothing_is_started_without_a_certificate_or_an_address() {
 }
 
 #[test]
-fn an_instance_is_bound_when_it_has_served_and_stays_whatever_becomes_of_its_node() {
+fn instance_that_has_served_stays_bound_to_a_deleted_node() {
     let (mut cluster, mut observed) = running(json!({}));
     assert_eq!(observed.bound.get("a-0").map(String::as_str), Some("n1"));
     observed.nodes.retain(|n| n.metadata.name.as_deref() != Some("n1"));
@@ -317,7 +317,7 @@ fn an_instance_is_bound_when_it_has_served_and_stays_whatever_becomes_of_its_nod
 }
 
 #[test]
-fn an_instance_that_never_served_goes_elsewhere() {
+fn instance_that_never_served_is_placed_on_another_node() {
     let mut cluster = cluster(json!({ "instances": 1 }));
     let mut observed = observed();
     let first = desired(&cluster, &settings(), &observed);
@@ -336,7 +336,7 @@ fn an_instance_that_never_served_goes_elsewhere() {
 }
 
 #[test]
-fn a_rollout_restarts_one_pod_at_a_time_and_waits_for_the_others() {
+fn rollout_restarts_one_pod_at_a_time_and_waits_for_health() {
     let (mut cluster, mut observed) = running(json!({ "instances": 3 }));
     change(&mut cluster, "image", json!("forebay:2"));
     // The StatefulSets get the new template first, and the pods follow.
@@ -367,7 +367,7 @@ fn a_rollout_restarts_one_pod_at_a_time_and_waits_for_the_others() {
 }
 
 #[test]
-fn a_broken_pod_is_replaced_first_so_that_a_bad_image_can_be_fixed() {
+fn rollout_replaces_a_broken_pod_first() {
     let (mut cluster, mut observed) = running(json!({ "instances": 3 }));
     let broken = observed.pods.get_mut("a-1").expect("it is there");
     broken.status = serde_json::from_value(json!({ "phase": "Pending", "containerStatuses": [{
@@ -385,7 +385,7 @@ fn a_broken_pod_is_replaced_first_so_that_a_bad_image_can_be_fixed() {
 }
 
 #[test]
-fn what_changes_nothing_for_servers_restarts_none() {
+fn changes_that_do_not_affect_servers_restart_no_pod() {
     let (mut cluster, mut observed) = running(json!({}));
     change(&mut cluster, "storageClasses", json!([{ "name": "fast" }]));
     change(&mut cluster, "upgrade", json!({ "minReadySeconds": 77 }));
@@ -394,7 +394,7 @@ fn what_changes_nothing_for_servers_restarts_none() {
 }
 
 #[test]
-fn on_delete_restarts_nothing_and_says_what_waits() {
+fn on_delete_strategy_reports_outdated_pods_without_restarting_them() {
     let (mut cluster, mut observed) = running(json!({ "upgrade": { "strategy": "OnDelete" } }));
     change(&mut cluster, "limits", json!({ "maxIoKib": 1024 }));
     settle(&mut cluster, &mut observed, 1000);
@@ -405,7 +405,7 @@ fn on_delete_restarts_nothing_and_says_what_waits() {
 }
 
 #[test]
-fn an_instance_is_removed_only_when_it_is_announced_and_empty() {
+fn instance_is_removed_only_when_announced_and_empty() {
     let (mut cluster, mut observed) = running(json!({}));
     volumes(&mut observed, "a-1", 2);
     change(&mut cluster, "instances", json!(1));
@@ -440,7 +440,7 @@ fn an_instance_is_removed_only_when_it_is_announced_and_empty() {
 }
 
 #[test]
-fn an_empty_instance_is_announced_for_a_while_before_it_is_removed() {
+fn empty_instance_is_removed_only_after_the_announcement_period() {
     let (mut cluster, mut observed) = running(json!({}));
     change(&mut cluster, "instances", json!(1));
     let found = desired(&cluster, &settings(), &observed);
@@ -468,7 +468,7 @@ fn an_empty_instance_is_announced_for_a_while_before_it_is_removed() {
 }
 
 #[test]
-fn a_pool_that_was_made_is_never_made_again() {
+fn existing_pool_is_never_created_again() {
     let configuration = |found: &Desired, instance: &str| -> toml::Value {
         let map = found.objects.iter().find(|o| o["metadata"]["name"] == format!("{instance}-config"));
         toml::from_str(map.and_then(|m| m["data"]["server.toml"].as_str()).expect("a map")).expect("TOML")
@@ -512,7 +512,7 @@ fn deleted(policy: &str) -> (StorageCluster, Observed) {
 }
 
 #[test]
-fn a_cluster_with_volumes_is_not_deleted_by_default() {
+fn protect_policy_blocks_deletion_while_volumes_or_snapshots_exist() {
     let (mut cluster, mut observed) = deleted("Protect");
     volumes(&mut observed, "a-0", 3);
     announce(&mut cluster, &mut observed);
@@ -543,7 +543,7 @@ fn decide(cluster: &mut StorageCluster, observed: &Observed) {
 }
 
 #[test]
-fn an_empty_cluster_goes_step_by_step() {
+fn empty_cluster_is_deleted_in_steps() {
     let (mut cluster, mut observed) = deleted("Protect");
     observed.secrets = [("a-ca".to_owned(), None), ("a-0-tls".to_owned(), Some("a-0".to_owned()))].into();
     let announced = desired(&cluster, &settings(), &observed);
@@ -572,7 +572,7 @@ fn an_empty_cluster_goes_step_by_step() {
 }
 
 #[test]
-fn retained_volumes_leave_the_record_of_their_nodes() {
+fn retain_policy_keeps_the_placement_record() {
     let (mut cluster, mut observed) = deleted("Retain");
     volumes(&mut observed, "a-0", 3);
     decide(&mut cluster, &observed);
@@ -604,7 +604,7 @@ fn retained_volumes_leave_the_record_of_their_nodes() {
 }
 
 #[test]
-fn destroying_asks_the_servers_first() {
+fn destroy_policy_destroys_volumes_before_removing_servers() {
     let (mut cluster, mut observed) = deleted("Destroy");
     volumes(&mut observed, "a-1", 1);
     // The driver's record of the volume stays until the end.
@@ -623,7 +623,7 @@ fn destroying_asks_the_servers_first() {
 }
 
 #[test]
-fn volumes_that_cannot_be_served_are_distinguished() {
+fn unserved_volumes_block_destruction_with_their_own_reason() {
     let (mut cluster, mut observed) = deleted("Destroy");
     volumes(&mut observed, "a-1", 2);
     let Some(Report::Answered(report)) = observed.reports.get_mut("a-1") else { panic!("it answers") };
@@ -641,7 +641,7 @@ fn volumes_that_cannot_be_served_are_distinguished() {
 }
 
 #[test]
-fn a_paused_cluster_is_only_looked_at() {
+fn paused_cluster_is_observed_but_not_changed() {
     let (mut cluster, mut observed) = running(json!({}));
     change(&mut cluster, "paused", json!(true));
     change(&mut cluster, "image", json!("forebay:2"));
@@ -656,7 +656,7 @@ fn a_paused_cluster_is_only_looked_at() {
 }
 
 #[test]
-fn storage_classes_of_others_are_left_alone_and_ours_are_recreated_if_they_cannot_be_changed() {
+fn foreign_storage_classes_are_kept_and_own_outdated_ones_recreated() {
     let spec = json!({ "storageClasses": [{ "name": "fast", "backend": "main", "protection": "Seal" }] });
     let cluster = cluster(spec);
     let mut seen = observed();
@@ -698,7 +698,7 @@ fn storage_classes_of_others_are_left_alone_and_ours_are_recreated_if_they_canno
 }
 
 #[test]
-fn a_spec_that_makes_no_sense_changes_nothing() {
+fn invalid_spec_changes_no_objects() {
     let (mut cluster, observed) = running(json!({}));
     change(&mut cluster, "image", json!("NO IMAGE"));
     let found = desired(&cluster, &settings(), &observed);
@@ -711,7 +711,7 @@ fn a_spec_that_makes_no_sense_changes_nothing() {
 }
 
 #[test]
-fn other_clusters_on_the_hosts_network_are_stayed_clear_of() {
+fn nodes_with_conflicting_host_network_ports_are_avoided() {
     let mut seen = observed();
     seen.elsewhere =
         vec![("n1".to_owned(), "b-0".to_owned(), vec![445]), ("n2".to_owned(), "c-0".to_owned(), vec![9999])];
@@ -721,7 +721,7 @@ fn other_clusters_on_the_hosts_network_are_stayed_clear_of() {
 }
 
 #[test]
-fn a_missing_directory_is_reported_with_its_node() {
+fn missing_backend_directory_is_reported_for_its_node() {
     let (mut cluster, mut observed) = running(json!({ "instances": 1 }));
     observed.pods.get_mut("a-0").expect("it is there").status = None;
     observed
@@ -738,7 +738,7 @@ fn a_missing_directory_is_reported_with_its_node() {
 }
 
 #[test]
-fn conditions_keep_their_time_while_they_say_the_same() {
+fn transition_time_changes_only_with_the_condition() {
     let (cluster, mut observed) = running(json!({}));
     observed.now += Duration::from_secs(3600);
     let later = desired(&cluster, &settings(), &observed);
@@ -750,7 +750,7 @@ fn conditions_keep_their_time_while_they_say_the_same() {
 }
 
 #[test]
-fn ten_thousand_nodes_fit_into_a_status() {
+fn status_size_is_bounded_with_ten_thousand_nodes() {
     let mut seen = observed();
     for n in 0..10_000 {
         let mut node = Node::clone(&seen.nodes[0]);
@@ -766,7 +766,7 @@ fn ten_thousand_nodes_fit_into_a_status() {
 }
 
 #[test]
-fn names_of_instances() {
+fn instance_names_are_parsed_strictly() {
     for (name, expected) in [
         ("a-0", Some(0)),
         ("a-12", Some(12)),
@@ -781,7 +781,7 @@ fn names_of_instances() {
 }
 
 #[test]
-fn sizes_for_people() {
+fn sizes_are_formatted_with_binary_units() {
     for (bytes, words) in
         [(0, "0"), (1023, "1023"), (1 << 40, "1.0Ti"), (15 << 30, "15Gi"), (i64::MAX, "8.0Ei")]
     {
@@ -827,7 +827,7 @@ fn offer(observed: &mut Observed, shares: &str) {
 const RDMA: &str = "storage.forebay.io/rdma";
 
 #[test]
-fn an_instance_is_let_at_the_rdma_devices_that_its_node_offers() {
+fn instance_requests_the_rdma_resource_that_its_node_offers() {
     let mut observed = observed();
     with_port(&mut observed, "64");
     let resources = json!({ "limits": { "resources": { "limits": { "memory": "1Gi" } } } });
@@ -849,7 +849,7 @@ fn an_instance_is_let_at_the_rdma_devices_that_its_node_offers() {
 }
 
 #[test]
-fn rdma_is_asked_for_only_where_it_is_wanted_and_there() {
+fn rdma_resource_is_requested_only_if_configured_and_available() {
     let asks = |spec: Value, shares: &str| {
         let mut observed = observed();
         with_port(&mut observed, shares);
@@ -869,7 +869,7 @@ fn rdma_is_asked_for_only_where_it_is_wanted_and_there() {
 }
 
 #[test]
-fn a_server_keeps_its_rdma_devices_when_the_port_goes_down_and_does_without_where_it_cannot_start() {
+fn server_falls_back_to_tcp_only_if_it_cannot_be_scheduled_with_rdma() {
     let mut cluster = cluster(json!({ "instances": 1 }));
     let mut observed = observed();
     with_port(&mut observed, "64");
@@ -909,7 +909,7 @@ fn a_server_keeps_its_rdma_devices_when_the_port_goes_down_and_does_without_wher
 }
 
 #[test]
-fn a_server_with_a_container_that_lacks_a_later_device_gets_a_new_one() {
+fn server_is_restarted_to_get_a_later_rdma_device() {
     let mut cluster = cluster(json!({
         "instances": 1, "placement": { "rdma": { "devices": ["mlx5_*"], "minRateGbps": 100 } },
     }));
@@ -938,7 +938,7 @@ fn a_server_with_a_container_that_lacks_a_later_device_gets_a_new_one() {
 }
 
 #[test]
-fn a_pod_that_was_allotted_a_device_that_is_gone_is_recreated() {
+fn pod_with_a_vanished_rdma_device_is_recreated() {
     let mut cluster = cluster(json!({ "instances": 1 }));
     let mut observed = observed();
     with_port(&mut observed, "64");
@@ -967,7 +967,7 @@ fn a_pod_that_was_allotted_a_device_that_is_gone_is_recreated() {
 }
 
 #[test]
-fn classes_say_the_transport_of_their_cluster() {
+fn storage_classes_carry_the_transport_of_their_cluster() {
     let parameter = |spec: Value| {
         let mut spec = spec;
         spec["storageClasses"] = json!([{ "name": "s" }]);
@@ -981,7 +981,7 @@ fn classes_say_the_transport_of_their_cluster() {
 }
 
 #[test]
-fn a_cluster_on_directories_is_what_it_was_before_pools_could_move() {
+fn objects_of_directory_clusters_are_unchanged() {
     let (cluster, observed) = running(json!({ "storageClasses": [{ "name": "c" }] }));
     let found = desired(&cluster, &settings(), &observed);
     // If this hash changes, upgrading the operator may restart every existing server.

@@ -7,7 +7,7 @@ use super::*;
 /// A server that is cut off from the target and from Kubernetes, but not from its clients, ends before another server
 /// acknowledges writes. The kubelet's last sign of life can be one renewal older than the cut.
 #[test]
-fn a_server_that_is_cut_off_ends_before_another_takes_over() {
+fn isolated_server_exits_before_the_takeover() {
     for (after, loss) in [(5, 30), (20, 30), (25, 14), (25, 30), (30, 30), (40, 30), (600, 600)] {
         let mut backends = nvmeof(2);
         backends[0]["nvmeof"]["lossTimeoutSeconds"] = json!(loss);
@@ -31,7 +31,7 @@ fn a_server_that_is_cut_off_ends_before_another_takes_over() {
 
 /// The same with the defaults.
 #[test]
-fn the_defaults_leave_a_renewal_between_the_end_and_the_takeover() {
+fn default_loss_timeout_ends_one_lease_renewal_before_the_takeover() {
     let (cluster, observed) = fabric_running(json!({}));
     let found = desired(&cluster, &settings(), &observed);
     let configured = config(&found, "a-0-config-1")["pool"][0]["nvmeof"]["loss_time_s"].as_integer();
@@ -44,7 +44,7 @@ fn the_defaults_leave_a_renewal_between_the_end_and_the_takeover() {
 
 /// A kubelet renews its Lease every 10 s: a silence of two renewals can be a single request that hung.
 #[test]
-fn one_hung_renewal_is_no_lost_node() {
+fn one_missed_lease_renewal_does_not_move_an_instance() {
     let (cluster, mut observed) = fabric_running(json!({ "takeover": { "afterSeconds": 5 } }));
     silence(&mut observed, "n1", 21);
     assert!(desired(&cluster, &settings(), &observed).moves.is_empty());
@@ -52,7 +52,7 @@ fn one_hung_renewal_is_no_lost_node() {
 
 /// The kubelet does not restart a server that waits for its target, because the server would never finish waiting.
 #[test]
-fn a_server_may_wait_for_its_namespace_for_as_long_as_is_configured() {
+fn startup_probe_covers_the_configured_connect_timeouts() {
     let mut backends = nvmeof(2);
     backends[0]["nvmeof"]["connectTimeoutSeconds"] = json!(3600);
     let second = backends[0].clone();

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_api_server_adds_is_no_difference() {
+    fn fields_added_by_the_api_server_are_no_difference() {
         let wanted = json!({ "a": [{ "b": 1 }], "none": [], "off": false });
         assert!(holds(&json!({ "a": [{ "b": 1, "added": true }], "c": 2 }), &wanted));
         assert!(!holds(&json!({ "a": [{ "b": 2 }] }), &wanted));
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_amount_in_other_words_is_no_difference() {
+    fn equal_quantities_in_other_notations_are_no_difference() {
         let of =
             |memory: &str, cpu: &str| json!({ "resources": { "limits": { "memory": memory, "cpu": cpu } } });
         assert!(holds(&of("1Gi", "500m"), &of("1024Mi", "0.5")));

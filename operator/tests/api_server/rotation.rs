@@ -43,7 +43,7 @@ async fn settled(stage: &Stage, what: &str, is: impl Fn(&Data) -> bool) {
 }
 
 /// Checks that the operator sees changes on the server: each trusts the other.
-async fn in_touch(stage: &Stage, volumes: u32) {
+async fn check_mutual_trust(stage: &Stage, volumes: u32) {
     stage.make_volume("r-0", &format!("v{volumes}"));
     let cluster = stage
         .cluster("r", &format!("{volumes} volumes are reported"), |c| {
@@ -55,13 +55,13 @@ async fn in_touch(stage: &Stage, volumes: u32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_authority_is_replaced_under_a_running_server() {
+async fn authority_is_rotated_without_restarting_the_server() {
     let stage = Stage::new(shared(), "rotation", 1).await;
     let operator = stage.operate().await;
     stage.create("r", &json!({})).await;
     stage.run_pod("r-0").await;
     stage.condition("r", "Ready", "True", "AllInstancesReady").await;
-    in_touch(&stage, 1).await;
+    check_mutual_trust(&stage, 1).await;
     let first = Authority::read(&data(&stage, "r-ca").await).unwrap();
     let identity_of_first = Identity::new(&data(&stage, &names::operator_secret("r")).await).unwrap();
 
@@ -99,7 +99,7 @@ async fn an_authority_is_replaced_under_a_running_server() {
             && text(d, tls::AUTHORITY).contains(first.current.certificate.trim())
     })
     .await;
-    in_touch(&stage, 2).await;
+    check_mutual_trust(&stage, 2).await;
 
     // It signs: all get new certificates.
     settled(&stage, "the server has a certificate of the next one", |d| text(d, tls::CERTIFICATE) != before)
@@ -107,7 +107,7 @@ async fn an_authority_is_replaced_under_a_running_server() {
     let promoted = Authority::read(&data(&stage, "r-ca").await).unwrap();
     assert_eq!(promoted.current.certificate.trim(), next.certificate.trim());
     assert_eq!(promoted.former.len(), 1);
-    in_touch(&stage, 3).await;
+    check_mutual_trust(&stage, 3).await;
 
     // An hour later the former authority is removed.
     let long_ago = Timestamp::now() - SETTLE * 2;
@@ -116,7 +116,7 @@ async fn an_authority_is_replaced_under_a_running_server() {
         !text(d, tls::AUTHORITY).contains(first.current.certificate.trim())
     })
     .await;
-    in_touch(&stage, 4).await;
+    check_mutual_trust(&stage, 4).await;
 
     // A client that still presents a certificate of the first authority is refused.
     let server = names::admin_server_name("r-0", &stage.namespace);

@@ -218,7 +218,7 @@ async fn placed(stage: &Stage, instance: &str, node: String, epoch: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_node_is_left_whenever_the_operator_is_killed_on_the_way() {
+async fn takeover_completes_if_the_operator_is_killed_after_every_write() {
     let stage = Stage::new(shared(), "lost", 2).await;
     let kubelets = Kubelets::of(&stage, 2).await;
     let operator = stage.operate().await;
@@ -293,7 +293,7 @@ async fn a_lost_node_is_left_whenever_the_operator_is_killed_on_the_way() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_takes_over_from_an_operator_knows_for_how_long_a_node_has_been_silent() {
+async fn new_leader_knows_how_long_a_node_has_been_silent() {
     let stage = Stage::new(shared(), "standby", 2).await;
     let kubelets = Kubelets::of(&stage, 2).await;
     let operator = stage.operate().await;
@@ -328,7 +328,7 @@ async fn who_takes_over_from_an_operator_knows_for_how_long_a_node_has_been_sile
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cordoned_node_is_left_in_order_and_an_unreachable_server_is_not() {
+async fn cordoned_node_is_handed_over_but_an_unreachable_server_stays() {
     let stage = Stage::new(shared(), "cordon", 2).await;
     let kubelets = Kubelets::of(&stage, 2).await;
     let operator = stage.operate().await;
@@ -388,7 +388,7 @@ async fn a_cordoned_node_is_left_in_order_and_an_unreachable_server_is_not() {
 
 /// The control plane receives nothing from any worker for longer than a node may be silent; then it does again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_partition_from_all_workers_moves_nothing() {
+async fn partition_from_all_workers_moves_no_instance() {
     // A separate API server: silent nodes affect every test that uses the same one.
     let api = start_api_server();
     let stage = Stage::new(&api, "storm", 4).await;
@@ -450,7 +450,7 @@ async fn a_partition_from_all_workers_moves_nothing() {
 
 /// A spare that went silent just before is not chosen, although Kubernetes reports it as ready.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_spare_that_died_before_is_not_chosen() {
+async fn silent_spare_is_not_chosen() {
     let stage = Stage::new(shared(), "rack", 4).await;
     let kubelets = Kubelets::of(&stage, 4).await;
     let operator = stage.operate().await;

@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flipped_byte_a_short_file_and_a_missing_file_are_found() {
+    fn verification_finds_flipped_bytes_and_truncated_and_missing_files() {
         let folder = tempfile::tempdir().expect("a folder");
         let at = folder.path().to_owned();
         let shards =
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_digest_depends_on_names_and_contents() {
+    fn tree_digest_depends_on_names_and_contents() {
         let folder = tempfile::tempdir().expect("a folder");
         let tree = |name: &str, seed| {
             let at = folder.path().join(name);

@@ -292,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_say_who_wrote_them_and_torn_ones_are_noticed() {
+    fn blocks_identify_their_writer_and_torn_blocks_are_detected() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let mut buffer = Aligned::new();
         assert_eq!(buffer.block().as_ptr().align_offset(BLOCK_BYTES), 0);

@@ -296,7 +296,7 @@ fn many_entries(at: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_local_file_system_passes() {
+    fn posix_cases_pass_on_a_local_file_system() {
         // Not on a tmpfs: it has no 255-byte limit to test against. /var/tmp is on a real file system.
         let folder = tempfile::tempdir_in("/var/tmp").expect("a folder");
         for (name, complaint) in super::all(folder.path().to_owned()).expect("the cases run") {

@@ -270,7 +270,7 @@ mod tests {
     use super::CASES;
 
     #[test]
-    fn the_table_in_the_documents_is_the_one_that_is_run() {
+    fn documented_split_brain_table_matches_the_cases() {
         let text = include_str!("../../../../docs/guides/failover.md");
         let table: Vec<&str> = text
             .lines()

@@ -225,7 +225,7 @@ mod tests {
     use super::starts;
 
     #[test]
-    fn no_peer_is_relied_on_while_a_server_asks_the_kernel() {
+    fn no_peer_counts_as_reliable_while_a_server_queries_the_kernel() {
         assert_eq!(starts("01 +\n02 -\n"), [("01", true), ("02", false)]);
         assert_eq!(starts("asking\n01 +\n02 -\n"), [("01", false), ("02", false)]);
     }
