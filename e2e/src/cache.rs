@@ -327,7 +327,7 @@ mod tests {
                         made.fetch_add(1, Ordering::SeqCst);
                         fs::write(into.join("f"), "content").map_err(Into::into)
                     });
-                    let entry = entry.expect("the entry is made");
+                    let entry = entry.expect("the entry is built");
                     assert_eq!(fs::read_to_string(entry.file("f")).expect("its file"), "content");
                 });
             }

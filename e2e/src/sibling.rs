@@ -77,7 +77,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("one"), "").expect("written");
         assert_eq!(prepared(folder.path().into(), &["one"]).expect("it is there"), folder.path());
-        let error = prepared(folder.path().into(), &["one", "two"]).expect_err("it is not there").to_string();
+        let error = prepared(folder.path().into(), &["one", "two"]).expect_err("two is missing").to_string();
         assert!(error.contains("has no two: build"), "{error}");
     }
 }

@@ -70,7 +70,7 @@ mod tests {
                 _ => Ok(true),
             }
         })
-        .expect("it came to be");
+        .expect("the probe succeeds");
         assert_eq!(asked, 3);
     }
 
@@ -82,7 +82,7 @@ mod tests {
             Hopeless::unless(false, || "the writer has ended".into()).context("in its pod")?;
             Ok(true)
         })
-        .expect_err("it cannot come to be");
+        .expect_err("the probe cannot succeed");
         assert_eq!(asked, 1);
         assert_eq!(format!("{error:#}"), "it is so: in its pod: the writer has ended");
     }
@@ -94,7 +94,7 @@ mod tests {
             asked += 1;
             if asked == 1 { bail!("connection refused") } else { Ok(false) }
         })
-        .expect_err("it never came to be");
+        .expect_err("the probe never succeeds");
         assert_eq!(format!("{error:#}"), "it is so: not within 0 s");
     }
 }

@@ -181,38 +181,50 @@ mod tests {
             ("all live", vec![sight(0), sight(3), sight(9)], None),
             ("one node of two is lost", vec![sight(40), sight(0)], None),
             ("the only node is lost", vec![sight(40)], None),
-            ("one of many", vec![sight(40), sight(0), sight(3), sight(3)], None),
-            ("two of four may both be dead", vec![sight(40), sight(40), sight(0), sight(0)], None),
-            ("two of three", vec![sight(40), sight(30), sight(0)], Some((2, 3))),
+            ("one node of four is silent", vec![sight(40), sight(0), sight(3), sight(3)], None),
             (
-                "all workers, and the node of the control plane lives",
+                "two nodes of four: a double failure is possible",
+                vec![sight(40), sight(40), sight(0), sight(0)],
+                None,
+            ),
+            ("two nodes of three are silent", vec![sight(40), sight(30), sight(0)], Some((2, 3))),
+            (
+                "all workers are silent, the control-plane node is live",
                 vec![sight(31), sight(25), sight(28), sight(1)],
                 Some((3, 4)),
             ),
-            ("all of them", vec![sight(31), sight(25)], Some((2, 2))),
+            ("all nodes are silent", vec![sight(31), sight(25)], Some((2, 2))),
             (
-                "the others have missed one renewal only: their silence began as much later as their last renewal was",
+                "the other nodes have missed one renewal only: they renewed their Leases later than the first",
                 vec![sight(30), sight(17), sight(12), sight(0)],
                 Some((3, 4)),
             ),
-            ("what was just begun to be looked at says nothing", vec![sight(40), new(3), new(3)], None),
+            ("newly observed nodes are not counted", vec![sight(40), new(3), new(3)], None),
             (
-                "neither does it make two of two out of two",
+                "newly observed nodes do not hide two silent nodes of two",
                 vec![sight(40), sight(40), new(0), new(0)],
                 Some((2, 2)),
             ),
             (
-                "two that are off for hours, and one more",
+                "two nodes silent for hours, and a third one",
                 vec![sight(9000), sight(9000), sight(40), sight(0)],
                 Some((2, 3)),
             ),
-            ("each of them since another time", vec![sight(9000), sight(4000), sight(40), sight(0)], None),
             (
-                "a storm of an hour is one",
+                "the nodes fell silent at different times",
+                vec![sight(9000), sight(4000), sight(40), sight(0)],
+                None,
+            ),
+            (
+                "a storm that lasts for an hour",
                 vec![sight(3600), sight(3630), sight(3610), sight(0)],
                 Some((3, 4)),
             ),
-            ("a new one that stays silent is silent", vec![sight(40), new(40), sight(0)], Some((2, 3))),
+            (
+                "a newly observed node that stays silent is counted",
+                vec![sight(40), new(40), sight(0)],
+                Some((2, 3)),
+            ),
         ];
         for (what, nodes, expected) in table {
             let expected =

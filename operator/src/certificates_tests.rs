@@ -120,7 +120,7 @@ fn authority_rotation_keeps_every_peer_trusted() {
             for (_, ours) in &published {
                 let bundle = split(&text(ours, tls::AUTHORITY).expect("a bundle"));
                 let certificate = text(theirs, tls::CERTIFICATE).expect("a certificate");
-                assert!(bundle.iter().any(|ca| signed_by(&certificate, ca)), "a stranger at {now}");
+                assert!(bundle.iter().any(|ca| signed_by(&certificate, ca)), "untrusted at {now}");
             }
         }
         now += SignedDuration::from_mins(30);

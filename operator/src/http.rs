@@ -81,7 +81,7 @@ mod tests {
     #[tokio::test]
     async fn healthz_fails_while_the_reconcile_loop_is_stalled() {
         let health: Arc<Health> = Arc::default();
-        assert_eq!(healthz(&health).await, StatusCode::OK, "it waits for the Lease");
+        assert_eq!(healthz(&health).await, StatusCode::OK, "standby without the Lease");
         let long_ago = Instant::now().checked_sub(LISTS_TIME_MAX * 2).expect("the machine runs for longer");
         health.progress.begin(&["StorageClusters"], long_ago);
         assert_eq!(healthz(&health).await, StatusCode::SERVICE_UNAVAILABLE);

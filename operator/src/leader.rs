@@ -274,7 +274,7 @@ mod tests {
         let s = Duration::from_secs;
         assert!(lasts(s(100), s(100), s(15)));
         assert!(lasts(s(100), s(114), s(15)));
-        assert!(!lasts(s(100), s(115), s(15)), "another may hold it from now on");
+        assert!(!lasts(s(100), s(115), s(15)), "another candidate may hold it");
         assert!(!lasts(s(100), s(5000), s(15)));
         assert!(lasts(s(101), s(100), s(15)), "renewed while the question was asked");
     }

@@ -155,7 +155,7 @@ mod tests {
         let why = progress.stalled(at(start, seconds)).expect("a stall");
         assert!(why.contains("nodes") && why.contains("forbidden"), "{why}");
         let later = seconds + WATCH_ERRORS_GAP.as_secs() + 1;
-        assert_eq!(progress.stalled(at(start, later)), None, "no error came any more");
+        assert_eq!(progress.stalled(at(start, later)), None, "no further errors");
         for hour in 1..24 {
             progress.watch_failed("nodes", "gone".to_owned(), at(start, later + hour * 3600));
             assert_eq!(progress.stalled(at(start, later + hour * 3600)), None);

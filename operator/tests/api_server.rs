@@ -151,7 +151,7 @@ async fn reconcile_reverts_foreign_changes_and_writes_nothing_needlessly() {
     let classes: Api<StorageClass> = Api::all(stage.client.clone());
     let expansion = json!({ "allowVolumeExpansion": false });
     classes.patch("stage-conflict", &PatchParams::default(), &Patch::Merge(&expansion)).await.unwrap();
-    eventually("all is as it was", || async {
+    eventually("the foreign changes are reverted", || async {
         let set = sets.get("c-0").await.map_err(|e| e.to_string())?;
         let map = stage.api::<ConfigMap>().get_opt("c-0-config").await.map_err(|e| e.to_string())?;
         let secret = stage.api::<Secret>().get_opt("c-0-tls").await.map_err(|e| e.to_string())?;
@@ -171,7 +171,7 @@ async fn reconcile_reverts_foreign_changes_and_writes_nothing_needlessly() {
     for n in 0..3 {
         let rounds = operator.metrics.reconciled("c");
         stage.clusters().patch("c", &PatchParams::default(), &Patch::Merge(&annotate(n))).await.unwrap();
-        eventually("it has looked", || async {
+        eventually("the change is reconciled", || async {
             let now = operator.metrics.reconciled("c");
             if now > rounds { Ok(()) } else { Err("not yet".to_owned()) }
         })
@@ -327,12 +327,12 @@ async fn unreadable_cluster_does_not_block_other_clusters() {
     assert!(stage.clusters().get("odd").await.is_err(), "it cannot be read");
     let operator = stage.operate().await;
     stage.create("even", &json!({})).await;
-    eventually("the other one is seen to", || async {
+    eventually("the other cluster is reconciled", || async {
         let sets = stage.api::<StatefulSet>().get_opt("even-0").await.map_err(|e| e.to_string())?;
         sets.map(drop).ok_or_else(|| "no StatefulSet".to_owned())
     })
     .await;
-    eventually("what cannot be read is reported", || async {
+    eventually("the unreadable cluster is reported", || async {
         let events =
             stage.api::<Event>().list(&ListParams::default()).await.map_err(|e| e.to_string())?.items;
         let reported = events.iter().any(|e| e.reason.as_deref() == Some("Unreadable"));
@@ -449,7 +449,7 @@ async fn cluster_works_with_the_kubernetes_controller_manager() {
     ended("k-0").await;
     stage.end_pod("k-0").await;
     stage.gone("k").await;
-    let left = eventually("what was owned is removed", || async {
+    let left = eventually("all other objects are removed", || async {
         let secrets =
             stage.api::<Secret>().list(&ListParams::default()).await.map_err(|e| e.to_string())?.items.len();
         let maps =

@@ -100,7 +100,7 @@ async fn invalid_clusters_are_refused_or_get_a_condition() {
     assert_eq!(
         classes.get("bad-taken").await.unwrap().provisioner,
         "another.example",
-        "what is another's is left alone"
+        "the foreign StorageClass is unchanged"
     );
 
     // They can be fixed and deleted.

@@ -32,7 +32,7 @@ fn crds_of_the_chart_match_the_rust_types() {
         );
         names.push(name);
     }
-    for entry in std::fs::read_dir(folder()).expect("the folder is there") {
+    for entry in std::fs::read_dir(folder()).expect("the folder exists") {
         let name = entry.expect("readable").file_name().to_string_lossy().into_owned();
         assert!(names.contains(&name), "{name} in {} is made from no type", folder().display());
     }

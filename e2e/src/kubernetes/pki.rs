@@ -180,7 +180,7 @@ mod tests {
             .kubeconfig_file("admin.kubeconfig", "https://127.0.0.1:1", "admin", Some("system:masters"))
             .expect("a kubeconfig");
         for path in [pki.path("ca.key"), pki.path("service-accounts.key"), admin] {
-            let mode = fs::metadata(&path).expect("it is there").permissions().mode();
+            let mode = fs::metadata(&path).expect("it exists").permissions().mode();
             assert_eq!(mode & 0o077, 0, "{}", path.display());
         }
         let identity = pki.issue("someone", None, &["127.0.0.1".into()]).expect("a certificate");

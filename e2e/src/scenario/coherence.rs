@@ -13,8 +13,8 @@ const SEEN_WITHIN: Duration = Duration::from_secs(4);
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         scenario("two nodes see each other's changes", changes),
-        scenario("two nodes append by turns", turns),
-        ours("directory leases: a file that another node is writing has its new size", grows),
+        scenario("two nodes append in turn", turns),
+        ours("directory leases: the size of a file that another node writes is current", grows),
         Scenario {
             on_trial: true,
             ..scenario("python imports 111 modules, closed files stay open for 30 s", |site| {

@@ -14,9 +14,9 @@ use crate::site::Site;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
-        ours("csi: the life of a volume on two nodes", life),
-        ours("csi: bad input", bad_input),
-        ours("csi: 20 new passwords of a volume in use", passwords),
+        ours("csi: life cycle of a volume on two nodes", life),
+        ours("csi: invalid requests", bad_input),
+        ours("csi: 20 password rotations of a volume in use", passwords),
     ]
 }
 

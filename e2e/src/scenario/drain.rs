@@ -15,10 +15,10 @@ use crate::site::Site;
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
-        ours("SIGTERM and a new server under a writer and readers: no error", restarted),
-        ours("connections cut under a writer that syncs and readers: no error", cut),
+        ours("server restart by SIGTERM under a writer and readers: no error", restarted),
+        ours("connections cut under a syncing writer and readers: no error", cut),
         ours(
-            "the server runs with the privileges that docs/reference/server.md names, and with no fewer",
+            "the server runs with the privileges documented in docs/reference/server.md, and with no fewer",
             privileged,
         ),
     ]

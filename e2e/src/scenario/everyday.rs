@@ -18,7 +18,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         }),
         scenario("fio --verify, random, 8 jobs", |site| on_mount(site, 256, |at| fio(at, "randwrite", "8k"))),
         scenario("dd with O_DIRECT", |site| on_mount(site, 256, direct)),
-        scenario("POSIX ways", |site| on_mount(site, 512, posix)),
+        scenario("POSIX operations", |site| on_mount(site, 512, posix)),
     ]
 }
 

@@ -17,7 +17,7 @@ const MANY: u32 = 100_000;
 pub(super) fn scenarios() -> Vec<Scenario> {
     let nightly = |scenario: Scenario| Scenario { on_trial: true, ..scenario };
     vec![
-        scenario("fsx on two nodes, mappings included", |site| on_two_nodes(site, &[], FEW)),
+        scenario("fsx on two nodes, with memory mappings", |site| on_two_nodes(site, &[], FEW)),
         nightly(scenario("fsx on two nodes, without caches", |site| {
             on_two_nodes(site, &[("cache", "none")], FEW)
         })),

@@ -24,9 +24,9 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     ];
     // They take ten more minutes, and have not passed often enough to gate every change.
     let mut on_trial = vec![
-        on_fabric("failover: cut off from the target under load", cut_off),
+        on_fabric("failover: server cut off from the target under load", cut_off),
         on_fabric("failover: one of two paths cut under load, then both", paths_cut),
-        on_fabric("failover: ten takeovers to and fro under load", to_and_fro),
+        on_fabric("failover: ten takeovers back and forth under load", to_and_fro),
     ];
     for case in CASES {
         let scenario =

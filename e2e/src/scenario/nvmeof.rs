@@ -14,11 +14,11 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         on_fabric("nvmeof: the second host fences the first, over TCP", |lab| fenced(lab, "tcp")),
         on_fabric("nvmeof: the second host fences the first, over RDMA", |lab| fenced(lab, "rdma")),
-        on_fabric("nvmeof: writes under way when the network is cut come too late", late),
-        on_fabric("nvmeof: discovery, and what is refused", refusals),
+        on_fabric("nvmeof: writes in flight during a network cut are fenced", late),
+        on_fabric("nvmeof: discovery and refusals", refusals),
         on_fabric("nvmeof: two paths, one down, both down, both back", paths),
-        on_fabric("nvmeof: a target that restarts and forgets is noticed", restarted),
-        on_fabric("nvmeof: a target's disk loses with its power what was not flushed", unflushed),
+        on_fabric("nvmeof: a target restart that loses reservations is detected", restarted),
+        on_fabric("nvmeof: a power cut of the target loses unflushed writes", unflushed),
     ]
 }
 

@@ -14,9 +14,9 @@ use crate::site::{Mounted, Site};
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         ours("posix mount: owners, modes, links and names on two nodes", kept),
-        ours("csi: posix mount: users on two nodes keep their files to themselves", users),
-        ours("posix mount: POSIX ways", ways),
-        ours("access control lists hold for a mount without posix", lists),
+        ours("csi: posix mount: files of users on two nodes stay private", users),
+        ours("posix mount: POSIX operations", ways),
+        ours("access control lists are enforced on a mount without posix", lists),
     ]
 }
 

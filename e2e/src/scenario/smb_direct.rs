@@ -17,14 +17,14 @@ use crate::site::Site;
 pub(super) fn scenarios() -> Vec<Scenario> {
     let on_fabric = |scenario: Scenario| Scenario { place: Place::SmbDirect, ..scenario };
     vec![
-        scenario("kernel without SMB Direct: the inventory says so", without),
-        on_fabric(scenario("kernel with SMB Direct: the inventory says so", with)),
+        scenario("inventory reports a kernel without SMB Direct", without),
+        on_fabric(scenario("inventory reports a kernel with SMB Direct", with)),
         on_fabric(scenario("ksmbd and cifs over soft-RoCE", |site| carries(site, &ROCE))),
         on_fabric(scenario("ksmbd and cifs over software iWARP", |site| carries(site, &IWARP))),
         on_fabric(ours("SMB Direct over soft-RoCE", |site| served(site, &ROCE))),
         on_fabric(ours("SMB Direct over software iWARP", |site| served(site, &IWARP))),
         on_fabric(ours("SMB Direct and TCP clients at once", mixed)),
-        on_fabric(ours("SMB Direct past the page cache", past_the_page_cache)),
+        on_fabric(ours("SMB Direct with reads that bypass the page cache", past_the_page_cache)),
         on_fabric(ours("SMB Direct mounted and unmounted 50 times", remounted)),
     ]
 }

@@ -24,7 +24,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             verified(site, &IWARP, CLEAR)
         })),
         on_fabric(ours("SMB Direct with our own client, sealed", |site| verified(site, &ROCE, SEALED))),
-        on_fabric(ours("SMB Direct with a client that commits faults", faults)),
+        on_fabric(ours("SMB Direct with a misbehaving client", faults)),
     ]
 }
 

@@ -12,10 +12,10 @@ use crate::site::{Mounted, POOL, Site, Volume};
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         ours("snapshots: two nodes write, and each snapshot holds all changes up to one moment", written),
-        ours("snapshots: a mount of one shows what there was, and cannot be written", mounted),
+        ours("snapshots: a mounted snapshot shows the old content and is read-only", mounted),
         ours("csi: a snapshot is mounted beside its volume", driven),
         ours("copies: cp --reflink shares extents until one of the files changes", reflinked),
-        ours("snapshots: space is counted, and a file system without shared extents is named", counted),
+        ours("snapshots: space accounting, and refusal on a file system without shared extents", counted),
     ]
 }
 

@@ -22,13 +22,13 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         on_fabric("bundled target: replaced, killed and changed under I/O, over RDMA", |lab| {
             under_io(lab, "rdma")
         }),
-        on_fabric("bundled target: killed at any moment, and nothing left after removal", killed),
+        on_fabric("bundled target: killed at any moment, and removed completely", killed),
         on_fabric(
-            "bundled target: drives in use, others' drives and others' subsystems are left alone",
+            "bundled target: drives in use, foreign drives and foreign subsystems are not touched",
             foreign,
         ),
-        on_fabric("bundled target: a drive goes and comes back", comes_back),
-        on_fabric("bundled target: a pool grows with its file, and is offered again", grows),
+        on_fabric("bundled target: a drive is pulled and put back", comes_back),
+        on_fabric("bundled target: a pool grows with its file, which is exported again", grows),
     ]
 }
 

@@ -28,7 +28,7 @@ const SOON: Duration = Duration::from_secs(20);
 const ADDED: &str = "1";
 
 pub(super) fn scenarios() -> Vec<Scenario> {
-    vec![scenario("a program is notified of what the other node does", reported)]
+    vec![scenario("a program is notified of changes by the other node", reported)]
 }
 
 fn reported(site: &Site) -> Result<String> {

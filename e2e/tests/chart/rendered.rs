@@ -99,7 +99,7 @@ fn objects_are_unique_labelled_and_in_the_release_namespace() {
         let mut seen = BTreeSet::new();
         for object in objects(&yaml) {
             let name = identity(&object);
-            assert!(seen.insert(name.clone()), "{name} is there twice");
+            assert!(seen.insert(name.clone()), "{name} occurs twice");
             if object["kind"] == "ValidatingAdmissionPolicy" || object["kind"] == "CSIDriver" {
                 assert!(object["metadata"].get("namespace").is_none(), "{name}");
             }

@@ -45,9 +45,9 @@ fn all_components_work_with_the_rbac_rules_of_the_chart() {
 
     lab.kubectl.apply(&cluster).expect("a StorageCluster");
     lab.start("forebay-operator", "operator", &binary("forebay-operator"));
-    lab.until("an instance is made", &["statefulset", "main-0", "-n", NAMESPACE], |_| true);
-    lab.until("a class is made", &["storageclass", "forebay"], |_| true);
-    lab.until("the driver's certificate is made", &["secret", "main-csi-tls", "-n", NAMESPACE], |_| true);
+    lab.until("an instance exists", &["statefulset", "main-0", "-n", NAMESPACE], |_| true);
+    lab.until("a class exists", &["storageclass", "forebay"], |_| true);
+    lab.until("the driver's certificate exists", &["secret", "main-csi-tls", "-n", NAMESPACE], |_| true);
     lab.until("the status is reported", &["storagecluster", "main", "-n", NAMESPACE], |object| {
         object.pointer("/status/instances/0/node").is_some_and(|node| node == NODE)
     });

@@ -204,11 +204,11 @@ fn lost_node_moves_its_instance_in_the_next_epoch() {
     let applied = desired(&cluster, &settings(), &observed);
     assert!(applied.moves.is_empty());
     assert!(names_of(&applied).contains(&"ConfigMap a-0-config-2".to_owned()));
-    assert!(applied.end.is_empty(), "the StatefulSet would make a pod of the old epoch again");
+    assert!(applied.end.is_empty(), "the StatefulSet would recreate a pod of the old epoch");
     settle_fabric(&mut cluster, &mut observed);
     let ending = desired(&cluster, &settings(), &observed);
     let [pod] = ending.end.as_slice() else { panic!("{:?}", ending.end) };
-    assert_eq!((pod.name.as_str(), pod.force), ("a-0-0", true), "no kubelet is there that could end it");
+    assert_eq!((pod.name.as_str(), pod.force), ("a-0-0", true), "no kubelet is left to terminate it");
     assert_eq!(ending.restart, None);
     see_through(&mut cluster, &mut observed);
     assert_eq!(epochs(&cluster), [("n3".to_owned(), 2), ("n2".to_owned(), 1)]);
@@ -278,7 +278,7 @@ fn cordoned_nodes_hand_over_one_instance_at_a_time() {
     let ending = desired(&cluster, &settings(), &observed);
     let [pod] = ending.end.as_slice() else { panic!("{:?}", ending.end) };
     assert!(!pod.force, "its server drains, and gives the namespace back");
-    assert!(ending.moves.is_empty(), "the other one waits");
+    assert!(ending.moves.is_empty(), "the other waits");
     see_through(&mut cluster, &mut observed);
     assert_eq!(epochs(&cluster), [("n3".to_owned(), 2), ("n4".to_owned(), 2)]);
 }
@@ -318,7 +318,7 @@ fn lost_record_is_recreated_with_later_epochs() {
     observed.bound.clear();
     observed.recorded.clear();
     let found = desired(&cluster, &settings(), &observed);
-    assert!(found.remove.is_empty(), "servers go on: {:?}", found.remove);
+    assert!(found.remove.is_empty(), "no server stops: {:?}", found.remove);
     let reported: Vec<_> =
         found.moves.iter().map(|m| (m.instance.as_str(), m.node.as_str(), m.epoch)).collect();
     assert_eq!(reported, [("a-0", "n3", 3), ("a-1", "n2", 2)]);
@@ -394,7 +394,7 @@ fn bundled_target_exports_a_stable_namespace_per_instance_to_all_nodes() {
     let first = desired(&cluster, &settings(), &observed);
     assert!(
         !names_of(&first).iter().any(|n| n.contains("-target-")),
-        "nothing is offered that is not recorded"
+        "namespaces are exported only once they are recorded"
     );
     write_moves(&mut observed, &first.moves);
     let found = desired(&cluster, &settings(), &observed);
@@ -407,7 +407,7 @@ fn bundled_target_exports_a_stable_namespace_per_instance_to_all_nodes() {
     let namespace = &subsystem["namespace"][0];
     assert_eq!(namespace["file"].as_str(), Some("/mnt/files/main-a-0.img"));
     assert_eq!(namespace["size"].as_str(), Some("2GiB"));
-    assert!(namespace.get("allow_volatile_cache").is_none(), "what has not been accepted is not");
+    assert!(namespace.get("allow_volatile_cache").is_none(), "off by default");
     assert_eq!(file["port"][0]["address"].as_str(), Some("10.0.0.3"));
     let (_, other) = target_file(&found, "n2");
     assert_eq!(other["subsystem"][0]["namespace"][0]["device"].as_str(), Some("/dev/disk/by-id/nvme-x"));
@@ -476,7 +476,7 @@ fn bundled_target_removes_its_subsystems_before_its_deletion() {
     assert_eq!(pod["initContainers"][0]["command"][3], "remove");
     assert!(
         !names_of(&ending).iter().any(|n| n.starts_with("ConfigMap")),
-        "it goes by what was reported last"
+        "the target keeps its last configuration"
     );
     assert!(!removed(&ending).iter().any(|r| r.contains("-target-")), "{:?}", removed(&ending));
     settle(&mut cluster, &mut observed, 1);

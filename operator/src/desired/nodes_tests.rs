@@ -177,7 +177,7 @@ fn bundled_target_always_allows_the_current_node_of_an_instance() {
     assert_eq!(
         before,
         text(&desired(&cluster, &settings(), &observed)),
-        "the pod is not made again for a host"
+        "the pod is not recreated when hosts change"
     );
 }
 

@@ -865,7 +865,7 @@ fn rdma_resource_is_requested_only_if_configured_and_available() {
     let required = json!({
         "network": { "transport": "RDMA" }, "placement": { "rdma": { "requirement": "Required" } },
     });
-    assert_eq!(asks(required, "0"), (true, false), "the pod that waits says what is missing");
+    assert_eq!(asks(required, "0"), (true, false), "the pending pod shows what is missing");
 }
 
 #[test]
@@ -900,7 +900,7 @@ fn server_falls_back_to_tcp_only_if_it_cannot_be_scheduled_with_rdma() {
     assert_eq!(
         container_of(&found, "a-0").0["limits"][RDMA],
         Value::Null,
-        "it serves TCP rather than no client"
+        "it falls back to TCP and continues to serve"
     );
     // The StatefulSet is updated first, and then the pod is recreated.
     settle(&mut cluster, &mut observed, 1000);

@@ -343,7 +343,7 @@ async fn cordoned_node_is_handed_over_but_an_unreachable_server_stays() {
         .await;
     assert_eq!(silent.status.unwrap().instances[0].epoch, 1);
     let rounds = operator.metrics.reconciled("o");
-    eventually("it has looked again", || async {
+    eventually("the cluster is reconciled again", || async {
         let touch = json!({ "metadata": { "annotations": { "another-manager": operator.metrics.reconciled("o").to_string() } } });
         stage.clusters().patch("o", &PatchParams::default(), &Patch::Merge(&touch)).await.map_err(|e| e.to_string())?;
         if operator.metrics.reconciled("o") > rounds + 8 { Ok(()) } else { Err("not often enough".to_owned()) }
@@ -437,7 +437,7 @@ async fn partition_from_all_workers_moves_no_instance() {
         if sights.values().all(|s| s.is_fresh()) { Ok(()) } else { Err(format!("{sights:?}")) }
     })
     .await;
-    stage.cluster("p", "takeovers go on", paused("False")).await;
+    stage.cluster("p", "takeovers resume", paused("False")).await;
     assert_eq!(epochs(&record(&stage, "p").await), ["1", "1"]);
     assert_eq!(uids(pods.list(&ListParams::default()).await.unwrap().items), before, "no pod was ended");
     let events = stage.api::<Event>().list(&ListParams::default()).await.unwrap().items;

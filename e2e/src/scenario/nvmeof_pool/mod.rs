@@ -15,18 +15,18 @@ use takeover::{away, cut_off, killed};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
-        on_fabric("pool on a namespace: made, served, left and taken again, over TCP", |lab| {
+        on_fabric("pool on a namespace: created, served, released and reopened, over TCP", |lab| {
             served(lab, "tcp")
         }),
-        on_fabric("pool on a namespace: made, served, left and taken again, over RDMA", |lab| {
+        on_fabric("pool on a namespace: created, served, released and reopened, over RDMA", |lab| {
             served(lab, "rdma")
         }),
-        on_fabric("pool on a namespace: over TLS 1.3, and what is refused", tls::encrypted),
-        on_fabric("pool on a namespace: what is refused, and nothing written", refusals),
-        on_fabric("pool on a namespace: its server's node dies, another takes it over", killed),
-        on_fabric("pool on a namespace: full when its server's node dies, another takes it over", full::full),
-        on_fabric("pool on a namespace: its records of starts and epoch are torn", records::torn),
-        on_fabric("pool on a namespace: its server is cut off, stops, another has it", cut_off),
-        on_fabric("pool on a namespace: the target is away too long, and comes back", away),
+        on_fabric("pool on a namespace: over TLS 1.3, and refusals", tls::encrypted),
+        on_fabric("pool on a namespace: refusals write nothing", refusals),
+        on_fabric("pool on a namespace: takeover after node loss", killed),
+        on_fabric("pool on a namespace: takeover of a full pool after node loss", full::full),
+        on_fabric("pool on a namespace: torn records of starts and epoch", records::torn),
+        on_fabric("pool on a namespace: an isolated server stops, another takes over", cut_off),
+        on_fabric("pool on a namespace: target outage beyond the loss timeout", away),
     ]
 }
