@@ -639,7 +639,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_socket_is_private_and_replaces_only_a_dead_one() {
+    async fn admin_socket_has_mode_0600_and_replaces_only_a_stale_socket() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("run/admin.sock");
         let first = listen(&path).expect("listening");

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_and_interfaces_choose_this_machines_addresses() {
+    fn networks_and_interfaces_select_local_addresses() {
         let listening = ["[::]:445".parse().expect("an address")];
         let of = |texts: &[&str]| resolve(&entries(texts), &locals(), &listening).0;
         assert_eq!(of(&[]), ["[::]:445"]);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn each_address_is_announced_with_the_listener_that_reaches_it() {
+    fn each_address_is_advertised_with_the_port_of_its_listener() {
         let of = |entry: &str, listening: &[&str]| {
             let listening: Vec<SocketAddr> =
                 listening.iter().map(|l| l.parse().expect("an address")).collect();
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_matches_nothing_is_said() {
+    fn entries_without_a_matching_address_are_reported() {
         let entries = entries(&["10.2.0.0/16", "interface:eth9", "interface:eth0"]);
         let (found, empty) = resolve(&entries, &locals(), &["0.0.0.0:1445".parse().expect("an address")]);
         assert_eq!(found, ["192.0.2.7:1445"]);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn malformed_entries_are_rejected() {
         for bad in ["", "a b", "10.0.0.0/33", "10.0.0/8", "fd00::/129", "interface:", "interface:a/b", "x/8"]
         {
             assert!(bad.parse::<Advertised>().is_err(), "{bad}");

@@ -694,7 +694,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kubelet_gets_the_message_if_it_has_made_a_file_for_that() {
+    fn termination_message_is_written_only_if_its_file_exists() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("termination-log");
         tell_kubelet(&path, "{}");
@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_consistent_and_takes_no_password() {
+    fn command_line_is_consistent_and_takes_no_password() {
         Cli::command().debug_assert();
         let attempt = [
             "forebay-server",
@@ -726,7 +726,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_shown_where_there_are_any() {
+    fn qos_limits_are_shown_or_a_dash_if_there_are_none() {
         let qos = api::Qos {
             bytes_per_second: 100 << 20,
             operations_per_second: 500,
@@ -737,7 +737,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_readable() {
+    fn sizes_are_shown_in_binary_units() {
         assert_eq!(size(512), "512 B");
         assert_eq!(size(1 << 30), "1 GiB");
         assert_eq!(size(1536 << 20), "1.5 GiB");

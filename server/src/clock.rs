@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn times_before_1601_are_cut() {
+    fn times_before_1601_are_clamped_to_zero() {
         assert_eq!(from_unix(-20_000_000_000, 5), 0);
     }
 }

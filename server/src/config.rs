@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sample_is_a_configuration_of_the_defaults() {
+    fn sample_configuration_equals_the_defaults() {
         let config = Config::parse("sample", &sample()).expect("the sample is right");
         assert_eq!(config.pool[0].path, Path::new("/var/lib/forebay"));
         assert_eq!(config.pool[0].quota, PoolQuota::Project);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_that_the_parser_accepts_is_explained() {
+    fn every_accepted_key_is_documented() {
         let mut sections = accepted_keys("");
         assert!(sections.contains("pool") && sections.contains("server"), "{sections:?}");
         sections.insert("pool.nvmeof".to_owned());
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sample_of_a_namespace_is_one_of_the_defaults() {
+    fn sample_nvmeof_section_equals_the_defaults() {
         let text: String = sample()
             .lines()
             .skip_while(|line| *line != "# [pool.nvmeof]")
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_file_line_option_and_what_to_do() {
+    fn errors_name_the_file_line_option_and_fix() {
         let pool = "[[pool]]\nname = \"p\"\npath = \"/p\"\n";
         assert_eq!(
             error(&format!("{pool}\n[server]\nworkerz = 3\n")).split(", expected").next(),
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn the_admin_api_is_not_served_over_a_network_without_tls() {
+    fn admin_listen_address_requires_mutual_tls() {
         let pool = "[[pool]]\nname = \"p\"\npath = \"/p\"\n";
         let admin = |lines: &str| error(&format!("{pool}[admin]\nlisten = \"0.0.0.0:9444\"\n{lines}"));
         assert!(admin("").contains("admin.certificate: admin.listen is served over mutual TLS only"));
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_have_units() {
+    fn sizes_are_parsed_with_binary_units() {
         assert_eq!("8MiB".parse(), Ok(Bytes(8 << 20)));
         assert_eq!("10 Gi".parse(), Ok(Bytes(10 << 30)));
         assert_eq!("512".parse(), Ok(Bytes(512)));

@@ -688,7 +688,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_so_many_wait_and_only_where_there_were_volumes() {
+    fn returning_connections_wait_up_to_a_limit_and_only_if_volumes_exist() {
         assert!(Returning::new(false).place().is_none());
         let returning = Returning::new(true);
         let places: Vec<_> = (0..=RETURNING_MAX).map(|_| returning.place()).collect();

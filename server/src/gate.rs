@@ -147,7 +147,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     #[test]
-    fn a_gate_closes_when_what_is_under_way_has_ended_and_nothing_passes_until_it_opens() {
+    fn gate_closes_after_changes_in_progress_and_blocks_until_reopened() {
         let gate = Arc::new(Gate::default());
         let passage = Passage::begin(Arc::clone(&gate)).expect("open");
         assert_eq!(gate.close(Duration::ZERO).expect_err("one is under way"), NotClosed::Busy);
@@ -163,7 +163,7 @@ mod tests {
     /// Threads change two numbers that are equal before and after each change; the thread that closed the gate must find
     /// them equal.
     #[test]
-    fn no_change_is_seen_half_done_by_who_has_closed_the_gate() {
+    fn no_partial_change_is_visible_while_the_gate_is_closed() {
         let gate = Arc::new(Gate::default());
         let pair = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
         let ended = Arc::new(AtomicBool::new(false));

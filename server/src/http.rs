@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_look_that_hangs_takes_one_thread_however_often_it_is_asked_for() {
+    async fn repeated_requests_during_a_hanging_query_use_one_thread() {
         const AT_ONCE: Duration = Duration::from_millis(10);
         let looks = Looks::new();
         let started = Arc::new(AtomicUsize::new(0));

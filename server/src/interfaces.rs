@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_client_can_reach_is_offered() {
+    fn only_reachable_interfaces_are_offered() {
         assert!(offered("192.0.2.1", &["[::]:445"]));
         assert!(offered("192.0.2.1", &["0.0.0.0:445"]));
         assert!(!offered("2001:db8::1", &["0.0.0.0:445"]));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_the_interface_it_listens_on() {
+    fn listening_interface_is_reported_with_its_capabilities() {
         let listening = ["127.0.0.1:445".parse().expect("an address")];
         let found = current(&listening, &[], &Listening::default());
         assert_eq!(found.len(), 1);

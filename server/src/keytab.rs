@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn new_keys_are_read_and_a_damaged_file_leaves_the_old_ones() {
+    fn keytab_is_reloaded_and_a_damaged_file_keeps_the_old_keys() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("krb5.keytab");
         write(&path, &keytab("one"), 0o600);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keytab_that_every_user_can_read_is_refused() {
+    fn world_readable_keytab_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("krb5.keytab");
         let refused = || KeytabFile::load(&path).expect_err("of no use").to_string();

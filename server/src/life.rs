@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_wish_is_kept_and_can_only_grow() {
+    async fn drain_requests_are_kept_and_can_only_escalate() {
         let life = Life::default();
         assert!(!life.is_draining());
         life.drain(false);

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn one_users_connections_leave_most_of_the_memory_to_others() {
+    fn connections_of_one_user_leave_most_memory_to_other_users() {
         let memory = Memory::new(256 * MIB);
         let mut greedy: Vec<Allowance> = (0..10).map(|_| allowance(&memory, "greedy")).collect();
         let held: Vec<Buffer> = greedy.iter_mut().flat_map(fill).collect();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_nothing_any_more_stands_in_nobodys_way() {
+    fn connections_that_need_no_memory_do_not_block_the_queue() {
         let memory = Memory::new(64 * MIB);
         let [mut a, mut b, mut c] = ["a", "b", "c"].map(|user| allowance(&memory, user));
         let held = (fill(&mut a), fill(&mut b));
@@ -287,14 +287,14 @@ mod tests {
         drop(held);
         assert!(c.is_its_turn());
         let mut d = allowance(&memory, "d");
-        assert!(d.take(8 * MIB).is_none(), "behind the other one");
+        assert!(d.take(8 * MIB).is_none(), "queued behind the other user");
         c.begin();
         c.settle();
         assert!(d.is_its_turn() && d.take(8 * MIB).is_some());
     }
 
     #[test]
-    fn who_has_too_much_begins_nothing_more() {
+    fn connection_over_its_memory_share_has_no_room() {
         let memory = Memory::new(256 * MIB);
         let mut one = allowance(&memory, "a");
         assert!(one.has_room());
@@ -303,7 +303,7 @@ mod tests {
         let mut other = allowance(&memory, "a");
         assert!(other.has_room(), "every connection has its reserve");
         let answer = other.owed(MIB).expect("it is owed");
-        assert!(!other.has_room(), "the user has all that it may have");
+        assert!(!other.has_room(), "the share of the user is used up");
         drop(charges);
         assert!(other.is_its_turn() && other.has_room() && one.has_room());
         drop(answer);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_of_what_the_process_may_have_is_for_payload() {
+    fn payload_budget_is_a_quarter_of_the_process_memory_limit() {
         assert_eq!(default_bytes(16 << 30), 4 << 30);
         assert_eq!(default_bytes(100 << 20), MEMORY_BYTES_MIN);
         assert_eq!(default_bytes(1 << 40), MEMORY_DEFAULT_BYTES_MAX);

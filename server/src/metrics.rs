@@ -485,7 +485,7 @@ mod tests {
     use crate::lanes::Lanes;
 
     #[test]
-    fn what_happened_is_in_the_text() {
+    fn metrics_text_contains_the_recorded_activity() {
         let activity = Arc::new(Activity::default());
         let volume = VolumeFigures {
             id: "v".to_owned(),

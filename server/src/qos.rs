@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_gets_its_bytes_per_second_and_one_burst_more() {
+    fn volume_gets_its_bytes_per_second_plus_one_burst() {
         let start = Instant::now();
         for bytes in [4096, MIB, 8 * MIB] {
             let begun = begun(&limiter(100 * MIB, 0), start, Duration::from_secs(10), bytes);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_are_limited_beside_bytes_and_the_tighter_limit_counts() {
+    fn tighter_of_the_operation_and_byte_limits_applies() {
         let start = Instant::now();
         let ten_seconds = Duration::from_secs(10);
         let operations = begun(&limiter(0, 50), start, ten_seconds, 1);
@@ -221,11 +221,11 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_operation_begins_on_an_idle_volume_and_time_that_passed_is_not_saved_up() {
+    fn idle_volume_admits_the_largest_operation_but_saves_only_one_burst() {
         let limiter = limiter(MIB, 0);
         let start = Instant::now();
         assert_eq!(limiter.begin(start, 8 * MIB), Ok(()));
-        let due = limiter.begin(start, 1).expect_err("the operation before it is not paid for");
+        let due = limiter.begin(start, 1).expect_err("the previous operation is not paid for yet");
         assert_eq!(due, start + Duration::from_secs(8) - QOS_BURST);
         let later = start + Duration::from_secs(3600);
         let burst = begun(&limiter, later, Duration::from_nanos(1), 4096);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_change_at_run_time_and_what_is_owed_ends_with_them() {
+    fn changed_limits_apply_at_once_and_clear_the_debt() {
         let limiter = limiter(MIB, 0);
         let now = Instant::now();
         assert_eq!(limiter.begin(now, 8 * MIB), Ok(()));
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_would_stop_a_volume_are_refused() {
+    fn limits_below_the_minimum_are_refused() {
         for (bytes_per_second, operations_per_second) in [(1, 0), (0, 1), (MIB - 1, 100)] {
             let qos = Qos { bytes_per_second, operations_per_second, priority: Priority::Normal };
             let error = qos.check().expect_err("too small");
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn every_priority_gets_a_part_of_every_turn() {
+    fn every_priority_has_a_share_of_every_turn() {
         let shares = Priority::ALL.map(Priority::turn_bytes_max);
         assert!(shares.is_sorted_by(|a, b| a > b) && shares[2] > 0, "{shares:?}");
     }

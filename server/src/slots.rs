@@ -131,11 +131,11 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_record_is_read_and_others_forms_are_distinguished() {
+    fn newest_record_is_read_and_other_formats_are_recognized() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("record");
         assert_eq!(record(&path), Content::Missing);
-        std::fs::write(&path, "7\n").expect("as before there were slots");
+        std::fs::write(&path, "7\n").expect("the format before slots");
         assert_eq!(record(&path), Content::Plain(b"7\n".to_vec()));
         for payload in ["first", "second, which is longer", "", "fourth"] {
             write(&path, BYTES, payload.as_bytes()).expect("written");
@@ -150,7 +150,7 @@ mod tests {
 
     /// Tests a cut after any number of bytes, and any subset of the written sectors.
     #[test]
-    fn a_write_that_is_cut_off_leaves_the_record_before_it() {
+    fn interrupted_write_keeps_the_previous_record() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("record");
         write(&path, BYTES, b"oldest").expect("written");
@@ -177,8 +177,8 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_written_on_a_full_file_system_and_outlives_its_power() {
-        let Some(disk) = Disk::new("a_record_is_written_on_a_full_file_system_and_outlives_its_power") else {
+    fn record_written_on_a_full_file_system_survives_a_power_loss() {
+        let Some(disk) = Disk::new("record_written_on_a_full_file_system_survives_a_power_loss") else {
             return;
         };
         let path = disk.path().join("record");

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_read_as_it_was_written_and_one_of_something_unfinished_is_to_go() {
+    fn record_round_trips_and_an_unfinished_snapshot_is_to_be_deleted() {
         let scratch = tempfile::tempdir().expect("a directory");
         let snapshot = Snapshot {
             snapshot_id: "s-1".to_owned(),

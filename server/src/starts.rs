@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_believes_only_those_with_writes_on_the_disk() {
+    fn start_trusts_only_earlier_starts_with_durable_writes() {
         let pool = pool();
         let starts = Starts::of(pool.path());
         assert_eq!(begin(&starts, 1), []);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn starts_of_a_file_system_that_was_ended_are_known_and_not_relied_on() {
+    fn starts_before_a_shutdown_of_the_file_system_are_not_trusted() {
         let pool = pool();
         let starts = Starts::of(pool.path());
         starts.distrust().expect("there are none");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn starts_that_ended_in_good_order_are_relied_on_elsewhere() {
+    fn cleanly_ended_starts_are_trusted_on_another_machine() {
         let pool = pool();
         let starts = Starts::of(pool.path());
         begin(&starts, 1);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn starts_that_wrote_through_are_relied_on_elsewhere_however_they_ended() {
+    fn killed_write_through_starts_are_trusted_on_another_machine() {
         let pool = pool();
         let starts = Starts::of(pool.path());
         for instance in 1..=3 {
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_earlier_versions_and_starts_before_this_boot_are_known() {
+    fn lists_of_earlier_versions_are_read_and_earlier_boots_not_trusted() {
         let pool = pool();
         let starts = Starts::of(pool.path());
         let earlier = "00000000000000a1 7f5c2d5e-0000-4000-8000-000000000000\n00000000000000a2 +\n";
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_starts_fit_as_are_remembered() {
+    fn list_holds_the_maximum_number_of_predecessors() {
         let pool = pool();
         let starts = Starts::of(pool.path());
         for instance in 1..=2 * PREDECESSORS_MAX as u64 {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     fn full(list: Option<&str>) -> Option<(Disk, Starts)> {
-        let disk = Disk::new("starts_are_noted_on_a_full_file_system")?;
+        let disk = Disk::new("starts_are_recorded_on_a_full_file_system")?;
         std::fs::create_dir(disk.path().join(".forebay")).expect("made");
         let starts = Starts::of(&disk.path());
         match list {
@@ -248,7 +248,7 @@ mod tests {
 
     /// Takeover of a pool that its volumes have filled.
     #[test]
-    fn starts_are_noted_on_a_full_file_system() {
+    fn starts_are_recorded_on_a_full_file_system() {
         let Some((_disk, starts)) = full(None) else { return };
         starts.distrust().expect("it takes no space");
         assert_eq!(begin(&starts, 2), [lost(1)]);

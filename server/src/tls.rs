@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn peers_that_say_nothing_shut_no_one_out() {
+    async fn silent_peers_do_not_exclude_authenticated_clients() {
         let scratch = tempfile::tempdir().expect("a directory");
         let (certificates, client) = identity(scratch.path());
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -538,7 +538,7 @@ mod tests {
             connector.connect(ServerName::try_from(NAME).expect("a name"), stream).await
         };
         let mut stream = tokio::time::timeout(deadline, connect).await.expect("in time").expect("accepted");
-        let mut served = accepted.recv().await.expect("it goes on").expect("a stream");
+        let mut served = accepted.recv().await.expect("the server accepts connections").expect("a stream");
         assert_eq!(&*served.connect_info().0, NAME);
         // More silent peers do not close the connection of a known client.
         for _ in 0..=ADMIN_HANDSHAKES_MAX {

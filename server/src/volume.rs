@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn records_round_trip_and_are_for_the_owner_alone() {
+    fn records_round_trip_and_have_mode_0600() {
         let scratch = tempfile::tempdir().expect("a directory");
         std::fs::write(scratch.path().join("pvc-1.tmp"), "left behind").expect("written");
         record().write(scratch.path()).expect("written");
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_reported_and_shows_no_secret() {
+    fn damaged_record_is_reported_without_its_secrets() {
         let scratch = tempfile::tempdir().expect("a directory");
         record().write(scratch.path()).expect("written");
         let path = scratch.path().join("pvc-1.json");

@@ -198,7 +198,7 @@ fn refusal(daemon: &Daemon, address: SocketAddr, config: ClientConfig) -> Option
 }
 
 #[test]
-fn clients_are_admitted_by_the_name_in_a_certificate_of_the_authority() {
+fn clients_are_authorized_by_the_name_in_their_certificate() {
     let (ca, other) = (Authority::new("ours"), Authority::new("theirs"));
     let site = Site::new(&ca, &ca.named(SERVER));
     let daemon = site.place.start();
@@ -235,7 +235,7 @@ fn clients_are_admitted_by_the_name_in_a_certificate_of_the_authority() {
 }
 
 #[test]
-fn there_is_no_way_in_without_tls() {
+fn plaintext_connections_are_refused() {
     let ca = Authority::new("ours");
     let site = Site::new(&ca, &ca.named(SERVER));
     let daemon = site.place.start();
@@ -255,7 +255,7 @@ fn there_is_no_way_in_without_tls() {
 }
 
 #[test]
-fn certificates_are_renewed_under_a_live_client() {
+fn certificates_are_reloaded_without_disconnecting_clients() {
     let (first, second) = (Authority::new("first"), Authority::new("second"));
     let mut site = Site::new(&first, &first.named(SERVER));
     let mut daemon = site.place.start();
@@ -299,7 +299,7 @@ fn certificates_are_renewed_under_a_live_client() {
 }
 
 #[test]
-fn a_server_with_unusable_certificates_does_not_start() {
+fn server_with_unusable_certificates_does_not_start() {
     let ca = Authority::new("ours");
     let right = ca.named(SERVER);
     let site = Site::new(&ca, &Issued { certificate: right.certificate.clone(), key: ca.named(SERVER).key });
@@ -313,7 +313,7 @@ fn a_server_with_unusable_certificates_does_not_start() {
 }
 
 #[test]
-fn what_a_client_of_the_operator_does_counts_for_the_socket_too() {
+fn volume_created_over_tls_is_listed_on_the_socket() {
     let ca = Authority::new("ours");
     let site = Site::new(&ca, &ca.named(SERVER));
     let mut daemon = site.place.start();

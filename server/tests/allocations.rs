@@ -113,7 +113,7 @@ fn per_request(allocations: &AtomicU64, client: &mut Client, request: impl Fn(&m
 }
 
 #[test]
-fn a_request_allocates_no_more_than_it_did() {
+fn requests_stay_within_their_allocation_limits() {
     // In memory, if possible: operations that wait for a disk allocate in other threads.
     let shm = Path::new("/dev/shm");
     let folder = if shm.is_dir() { shm } else { Path::new("/tmp") };

@@ -14,7 +14,7 @@ fn check(place: &Place) -> (i32, String) {
 }
 
 #[test]
-fn a_configuration_is_explained_and_nothing_is_touched() {
+fn check_explains_the_configuration_and_changes_nothing() {
     let place = Place::new("auto");
     let config = std::fs::read_to_string(place.config()).unwrap();
     let pool = place.scratch.path().join("new");
@@ -56,7 +56,7 @@ fn a_configuration_is_explained_and_nothing_is_touched() {
 }
 
 #[test]
-fn what_would_keep_it_from_starting_is_its_exit_code() {
+fn check_exits_with_the_code_of_the_startup_error() {
     let place = Place::new("auto");
     place.configure("127.0.0.1:0", &place.scratch.path().join("missing"));
     let (code, said) = check(&place);

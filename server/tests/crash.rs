@@ -560,7 +560,7 @@ fn contents(client: &mut Client, file: u64) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn nothing_is_torn_or_forgotten_by_kill_9_at_any_moment() {
+fn no_data_is_torn_or_lost_by_sigkill_at_any_moment() {
     let number = |variable: &str, otherwise: u64| {
         std::env::var(variable).map_or(otherwise, |text| text.parse().expect("a number"))
     };

@@ -52,7 +52,7 @@ fn write_and_read(client: &mut Client) {
 }
 
 #[test]
-fn files_are_written_and_read_in_the_clear_and_sealed_by_both_engines() {
+fn files_are_written_and_read_with_and_without_encryption() {
     for engine in engines() {
         let place = Place::new(engine);
         let mut daemon = place.start();
@@ -64,7 +64,7 @@ fn files_are_written_and_read_in_the_clear_and_sealed_by_both_engines() {
 }
 
 #[test]
-fn what_was_flushed_and_the_volume_outlive_kill_9() {
+fn volume_and_flushed_data_survive_sigkill() {
     for engine in engines() {
         let place = Place::new(engine);
         let mut daemon = place.start();
@@ -83,7 +83,7 @@ fn what_was_flushed_and_the_volume_outlive_kill_9() {
         assert_eq!(
             daemon.create_volume("v").unwrap().volume_id,
             "v",
-            "the same again is the one that is there"
+            "the same request returns the existing volume"
         );
         let mut client = daemon.mount("v", Dialect::SMB2_1);
         let file = client.open("kept", CreateDisposition::OPEN).unwrap();
@@ -92,7 +92,7 @@ fn what_was_flushed_and_the_volume_outlive_kill_9() {
 }
 
 #[test]
-fn sigterm_finishes_what_was_asked_and_ends_with_0() {
+fn sigterm_completes_pending_requests_and_exits_with_0() {
     for engine in engines() {
         let place = Place::new(engine);
         let mut daemon = place.start();
@@ -115,7 +115,7 @@ fn sigterm_finishes_what_was_asked_and_ends_with_0() {
 }
 
 #[test]
-fn a_client_that_reads_nothing_delays_no_other() {
+fn client_that_reads_no_responses_does_not_delay_others() {
     for engine in engines() {
         let place = Place::new(engine);
         let mut daemon = place.start();
@@ -143,7 +143,7 @@ fn a_client_that_reads_nothing_delays_no_other() {
 }
 
 #[test]
-fn nonsense_ends_its_own_connection_and_no_other() {
+fn malformed_input_ends_only_its_own_connection() {
     for engine in engines() {
         let place = Place::new(engine);
         let mut daemon = place.start();
@@ -170,7 +170,7 @@ fn nonsense_ends_its_own_connection_and_no_other() {
 }
 
 #[test]
-fn connections_that_never_log_in_keep_no_client_out() {
+fn unauthenticated_connections_do_not_exclude_clients() {
     for engine in engines() {
         let place = Place::new(engine);
         let mut daemon = place.start();
@@ -192,7 +192,7 @@ fn connections_that_never_log_in_keep_no_client_out() {
 }
 
 #[test]
-fn capacity_is_promised_once_and_only_where_it_can_be_enforced() {
+fn oversized_or_unenforceable_capacity_is_refused() {
     let place = Place::new("auto");
     let text = std::fs::read_to_string(place.config()).unwrap();
     std::fs::write(place.config(), text.replace("quota = \"none\"", "quota = \"project\"")).unwrap();
@@ -214,7 +214,7 @@ fn capacity_is_promised_once_and_only_where_it_can_be_enforced() {
 }
 
 #[test]
-fn a_full_disk_is_said_and_loses_nothing() {
+fn full_disk_is_reported_and_loses_no_data() {
     let place = Place::new("auto");
     let tiny = place.scratch.path().join("tiny");
     std::fs::create_dir(&tiny).unwrap();
@@ -259,7 +259,7 @@ fn a_full_disk_is_said_and_loses_nothing() {
 }
 
 #[test]
-fn a_volumes_credentials_open_that_volume_and_nothing_else() {
+fn volume_credentials_grant_access_only_to_their_volume() {
     let place = Place::new("auto");
     let mut daemon = place.start();
     daemon.create_volume("one").unwrap();
@@ -298,7 +298,7 @@ fn a_volumes_credentials_open_that_volume_and_nothing_else() {
 }
 
 #[test]
-fn the_admin_api_answers_with_the_right_codes() {
+fn admin_api_returns_the_expected_status_codes() {
     let place = Place::new("auto");
     let mut daemon = place.start();
     let mut code = |change: &dyn Fn(&mut api::CreateVolumeRequest)| {
@@ -371,7 +371,7 @@ fn the_admin_api_answers_with_the_right_codes() {
 }
 
 #[test]
-fn sessions_and_open_files_are_listed_closed_and_guard_their_volume() {
+fn sessions_and_open_files_are_listed_and_block_volume_deletion() {
     let place = Place::new("auto");
     let mut daemon = place.start();
     daemon.create_volume("v").unwrap();
@@ -417,7 +417,7 @@ fn sessions_and_open_files_are_listed_closed_and_guard_their_volume() {
 }
 
 #[test]
-fn what_keeps_it_from_starting_is_said_in_one_line_with_an_exit_code() {
+fn startup_errors_are_one_line_with_an_exit_code() {
     let place = Place::new("auto");
     let line = |expected: i32, words: &[&str]| {
         let (code, text) = place.fails();

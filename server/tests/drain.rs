@@ -37,7 +37,7 @@ fn answers(mut stream: TcpStream, each: impl Fn(usize)) -> Vec<(u64, NtStatus)> 
 }
 
 #[test]
-fn what_is_answered_was_done_and_what_is_not_was_not() {
+fn exactly_the_acknowledged_writes_are_done_at_shutdown() {
     /// More than the server can process before the signal arrives.
     const WRITES: usize = 300;
     const IN_FLIGHT: usize = 8;
@@ -92,7 +92,7 @@ fn what_is_answered_was_done_and_what_is_not_was_not() {
 }
 
 #[test]
-fn handles_of_an_earlier_start_mean_no_other_file_and_flush_what_they_wrote() {
+fn handles_of_an_earlier_start_are_not_reused_and_can_be_flushed() {
     let place = Place::new("auto");
     let mut daemon = place.start();
     daemon.create_volume("v").unwrap();
@@ -109,8 +109,8 @@ fn handles_of_an_earlier_start_mean_no_other_file_and_flush_what_they_wrote() {
         let new = client.open("new", CreateDisposition::OPEN_IF).unwrap();
         assert_ne!(new, old, "the first open of each start");
         assert_eq!(client.close(old), NtStatus::FILE_CLOSED);
-        let nobodys = FileId { persistent: old.persistent ^ 0x100, volatile: old.volatile };
-        assert_eq!(client.flush(nobodys), NtStatus::FILE_CLOSED);
+        let unknown = FileId { persistent: old.persistent ^ 0x100, volatile: old.volatile };
+        assert_eq!(client.flush(unknown), NtStatus::FILE_CLOSED);
         assert_eq!(client.close(new), NtStatus::SUCCESS);
         // A closed handle of this start is reported as closed.
         assert_eq!(client.flush(new), NtStatus::FILE_CLOSED);
@@ -136,7 +136,7 @@ fn handles_of_an_earlier_start_mean_no_other_file_and_flush_what_they_wrote() {
 }
 
 #[test]
-fn who_reads_or_writes_by_a_handle_of_before_is_made_to_return() {
+fn io_on_a_handle_of_an_earlier_start_ends_the_connection() {
     for engine in engines() {
         let place = Place::new(engine);
         let mut daemon = place.start();
@@ -206,7 +206,7 @@ fn info(daemon: &mut Daemon) -> api::GetServerInfoResponse {
 }
 
 #[test]
-fn an_administrator_can_drain_a_server_and_end_it_later() {
+fn drained_server_runs_until_it_is_asked_to_exit() {
     let place = Place::new("auto");
     let mut daemon = place.start();
     daemon.create_volume("v").unwrap();
@@ -217,7 +217,7 @@ fn an_administrator_can_drain_a_server_and_end_it_later() {
     assert_eq!(get(&place, "/readyz"), (200, "ready\n".to_owned()));
     daemon.admin(async |admin| admin.drain(api::DrainRequest { exit: false }).await).unwrap();
     assert!(info(&mut daemon).draining);
-    assert!(client.frame().is_none(), "an idle client is let go at once");
+    assert!(client.frame().is_none(), "an idle client is disconnected at once");
     drop(client);
     until("the end of draining", || info(&mut daemon).drained.then_some(()));
     assert_eq!(info(&mut daemon).connections, 0);
@@ -231,7 +231,7 @@ fn an_administrator_can_drain_a_server_and_end_it_later() {
 }
 
 #[test]
-fn one_signal_during_draining_does_not_cut_it_short() {
+fn sigterm_during_draining_ends_the_server_with_exit_code_0() {
     let place = Place::new("auto");
     let mut daemon = place.start();
     daemon.create_volume("v").unwrap();
@@ -243,7 +243,7 @@ fn one_signal_during_draining_does_not_cut_it_short() {
 }
 
 #[test]
-fn what_is_wrong_though_it_serves_is_said() {
+fn problems_of_a_serving_server_are_reported_as_degraded() {
     let place = Place::new("auto");
     let mut daemon = place.start();
     daemon.create_volume("v").unwrap();

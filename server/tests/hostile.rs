@@ -77,7 +77,7 @@ fn both(frame: &[u8]) -> [NtStatus; 2] {
 }
 
 #[test]
-fn compounds_that_wait_for_a_break_hold_back_their_client_and_no_other() {
+fn compounds_waiting_for_a_break_delay_only_their_own_client() {
     let _alone = alone();
     const COMPOUNDS: usize = 10;
     // With this many loops, a loop's share of the memory was 7 such frames: the eighth ended the connection.
@@ -149,7 +149,7 @@ fn acknowledge(file_id: FileId, body: &mut Vec<u8>) {
 }
 
 #[test]
-fn frames_that_never_end_cost_others_nothing_and_end_their_connection() {
+fn incomplete_frames_end_their_connection_and_delay_no_other_client() {
     let _alone = alone();
     // More than the memory allows.
     const HOSTILE: usize = 12;
@@ -187,7 +187,7 @@ fn frames_that_never_end_cost_others_nothing_and_end_their_connection() {
     // its own timeout.
     for client in &mut hostile[1..] {
         client.stream.set_nonblocking(false).unwrap();
-        assert!(client.frame().is_none(), "it ends, too");
+        assert!(client.frame().is_none(), "this connection ends, too");
     }
     works(&mut calm, "f");
     works(&mut idle, "g");
@@ -195,7 +195,7 @@ fn frames_that_never_end_cost_others_nothing_and_end_their_connection() {
 }
 
 #[test]
-fn a_peer_that_takes_no_answer_is_ended_and_others_go_on() {
+fn peer_that_reads_no_responses_is_disconnected_and_delays_no_other() {
     let _alone = alone();
     let place = place(2, "stall_timeout_s = 2");
     let mut daemon = place.start();
@@ -216,7 +216,7 @@ fn a_peer_that_takes_no_answer_is_ended_and_others_go_on() {
         .collect();
     let log = place.log();
     let watcher = std::thread::spawn(move || {
-        until("the end of all that stall", || {
+        until("the end of all stalled connections", || {
             let log = std::fs::read_to_string(&log).unwrap();
             (log.matches("the peer takes no data").count() == 8).then_some(())
         });
@@ -325,7 +325,7 @@ impl Flood {
 
 /// protocol.md 4: the maximum number of waiting compounds of the maximum size that a client may have.
 #[test]
-fn as_many_and_as_large_compounds_as_the_limits_let_through_cost_others_nothing() {
+fn compounds_up_to_the_limits_do_not_affect_other_clients() {
     let _alone = alone();
     const COMPOUNDS: usize = ASYNC_PER_CONNECTION_MAX;
     const MORE: usize = 9;
@@ -341,7 +341,7 @@ fn as_many_and_as_large_compounds_as_the_limits_let_through_cost_others_nothing(
     let notice = holder.frame().expect("the break");
     assert_eq!(Header::parse(&notice).unwrap().command, Smb::OPLOCK_BREAK);
     let mut rounds = 0;
-    until("all that the limits let through", || {
+    until("all compounds that the limits admit", || {
         works(&mut calm, "f");
         is_within_its_memory(&daemon, 4);
         rounds += 1;
@@ -386,7 +386,7 @@ fn unread(stream: &TcpStream) -> u64 {
 
 /// protocol.md 4: 64 QUERY_DIRECTORY of 8 MiB on each connection, with answers that are not read.
 #[test]
-fn listings_that_are_not_read_cost_others_nothing() {
+fn unread_listings_do_not_affect_other_clients() {
     let _alone = alone();
     const HOSTILE: usize = 32;
     const LISTINGS: usize = 64;
@@ -446,6 +446,6 @@ fn listings_that_are_not_read_cost_others_nothing() {
     works(&mut other, "f");
     is_within_its_memory(&daemon, connections);
     drop(hostile);
-    until("what they had", || (list(&mut other) == 2).then_some(()));
+    until("the memory of the closed connections", || (list(&mut other) == 2).then_some(()));
     is_within_its_memory(&daemon, connections);
 }

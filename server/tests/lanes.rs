@@ -46,8 +46,8 @@ fn engines() -> impl Iterator<Item = &'static str> {
 }
 
 #[test]
-fn changes_that_wait_for_the_file_system_delay_no_look_up() {
-    let Some(disk) = Disk::new("changes_that_wait_for_the_file_system_delay_no_look_up") else { return };
+fn changes_blocked_on_the_file_system_do_not_delay_lookups() {
+    let Some(disk) = Disk::new("changes_blocked_on_the_file_system_do_not_delay_lookups") else { return };
     for engine in engines() {
         let place = Place::new(engine);
         let pool = disk.path().join(engine);

@@ -35,7 +35,7 @@ fn pattern(seed: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_volume_is_held_to_its_bytes_per_second_and_keeps_its_data() {
+fn volume_is_limited_to_its_bytes_per_second_without_data_loss() {
     const RATE: u64 = 4 * MIB;
     const PIECES: u64 = 12;
     for engine in engines() {
@@ -67,7 +67,7 @@ fn a_volume_is_held_to_its_bytes_per_second_and_keeps_its_data() {
 }
 
 #[test]
-fn a_volume_over_its_limit_delays_no_other_and_a_raised_limit_applies_to_what_waits() {
+fn throttled_volume_delays_no_other_and_a_raised_limit_applies_at_once() {
     const READS: usize = 400;
     for engine in engines() {
         let place = Place::new(engine);
@@ -98,7 +98,7 @@ fn a_volume_over_its_limit_delays_no_other_and_a_raised_limit_applies_to_what_wa
 }
 
 #[test]
-fn what_waits_ends_with_its_connection_and_with_the_server() {
+fn throttled_operations_end_with_their_connection_or_the_server() {
     const WRITES: u64 = 400;
     for engine in engines() {
         let place = Place::new(engine);
@@ -129,13 +129,13 @@ fn what_waits_ends_with_its_connection_and_with_the_server() {
         assert_eq!(daemon.wait().code(), Some(0));
         assert!(ends.elapsed() < Duration::from_secs(15), "{:?}", ends.elapsed());
         let written = |name: &str| std::fs::read(place.pool().join("volumes/v").join(name)).unwrap();
-        assert_eq!(written("kept"), vec![b'y'; answered], "what was written was acknowledged");
+        assert_eq!(written("kept"), vec![b'y'; answered], "only acknowledged data is written");
         assert!(written("gone").iter().all(|byte| *byte == b'x'));
     }
 }
 
 #[test]
-fn a_busy_volume_is_found_by_metrics_of_its_own() {
+fn metrics_identify_a_busy_volume() {
     for engine in engines() {
         let place = Place::new(engine);
         let mut daemon = place.start();
@@ -211,7 +211,7 @@ fn a_busy_volume_is_found_by_metrics_of_its_own() {
 }
 
 #[test]
-fn limits_outlive_the_server_and_wrong_ones_are_refused() {
+fn qos_limits_survive_a_restart_and_invalid_ones_are_refused() {
     let place = Place::new("auto");
     let mut daemon = place.start();
     assert_eq!(set(&mut daemon, operations(100)).unwrap_err().code(), Code::NotFound);

@@ -50,7 +50,7 @@ fn transports(daemon: &mut Daemon) -> Vec<String> {
 }
 
 #[test]
-fn a_server_serves_with_and_without_rdma_and_says_which() {
+fn server_reports_rdma_if_present_and_always_serves_tcp() {
     let place = Place::new("auto");
     place.configure("0.0.0.0:0", &place.pool());
     let text = std::fs::read_to_string(place.config()).unwrap();
@@ -68,7 +68,7 @@ fn a_server_serves_with_and_without_rdma_and_says_which() {
             assert!(log().contains("taking connections over RDMA"), "{}", log());
         }
         Err(_) => {
-            until("the log's word about RDMA", || log().contains("no RDMA here").then_some(()));
+            until("the log entry about RDMA", || log().contains("no RDMA here").then_some(()));
             assert_eq!(transports(&mut daemon), ["tcp"]);
         }
     }

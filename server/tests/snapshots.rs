@@ -97,7 +97,7 @@ fn get(client: &mut Client, name: &str) -> Result<Vec<u8>, NtStatus> {
 }
 
 #[test]
-fn a_snapshot_keeps_what_was_there_and_volumes_are_made_of_it() {
+fn snapshot_keeps_its_data_and_volumes_are_created_from_it() {
     let Some(xfs) = Xfs::without_quota() else { return };
     for engine in engines() {
         let place = place(engine, &xfs);
@@ -169,7 +169,7 @@ fn filetime(snapshot: &api::Snapshot) -> u64 {
 }
 
 #[test]
-fn clients_look_into_the_snapshots_of_their_volume() {
+fn clients_read_only_the_snapshots_of_their_own_volume() {
     const READ: AccessMask = AccessMask::FILE_GENERIC_READ;
     let Some(xfs) = Xfs::without_quota() else { return };
     for engine in engines() {
@@ -302,7 +302,7 @@ fn number(client: &mut Client, name: &str) -> u64 {
 }
 
 #[test]
-fn a_snapshot_holds_all_changes_up_to_one_moment_while_clients_go_on() {
+fn snapshot_under_load_is_consistent_to_a_point_in_time() {
     const CHAINS: usize = 4;
     const SNAPSHOTS: usize = 12;
     let Some(xfs) = Xfs::without_quota() else { return };
@@ -325,12 +325,12 @@ fn a_snapshot_holds_all_changes_up_to_one_moment_while_clients_go_on() {
             .collect();
         for index in 0..SNAPSHOTS {
             let before = turns.load(Ordering::Relaxed);
-            until("the chains go on", || (turns.load(Ordering::Relaxed) > before + 20).then_some(()));
+            until("progress of the chains", || (turns.load(Ordering::Relaxed) > before + 20).then_some(()));
             snapshot(&mut daemon, &format!("s{index}"), "v").unwrap();
         }
         daemon.create(of_volume("clone", "v")).unwrap();
         let before = turns.load(Ordering::Relaxed);
-        until("the chains go on", || (turns.load(Ordering::Relaxed) > before + 20).then_some(()));
+        until("progress of the chains", || (turns.load(Ordering::Relaxed) > before + 20).then_some(()));
         ended.store(true, Ordering::Relaxed);
         chains.into_iter().for_each(|chain| chain.join().unwrap());
 
@@ -371,7 +371,7 @@ fn a_snapshot_holds_all_changes_up_to_one_moment_while_clients_go_on() {
 }
 
 #[test]
-fn what_a_killed_server_has_not_finished_is_gone_at_its_next_start() {
+fn unfinished_copies_of_a_killed_server_are_removed_at_startup() {
     const FILES: u64 = 20_000;
     let Some(xfs) = Xfs::without_quota() else { return };
     let place = place(engines()[0], &xfs);
@@ -404,7 +404,7 @@ fn what_a_killed_server_has_not_finished_is_gone_at_its_next_start() {
             })
         });
         let begun = || std::fs::read_dir(&copy).is_ok_and(|found| found.count() > 100);
-        until("it is being copied", || begun().then_some(()));
+        until("the start of the copy", || begun().then_some(()));
         // In the meantime the copy is not listed and cannot be removed, and its source stays.
         assert_eq!(delete_volume(&mut daemon, "v").unwrap_err().code(), Code::Aborted);
         assert_eq!(listed(&mut daemon, "", ""), [""; 0]);
@@ -420,11 +420,11 @@ fn what_a_killed_server_has_not_finished_is_gone_at_its_next_start() {
         }
         daemon.kill();
         copier.join().unwrap().unwrap_err();
-        assert!(copy.exists(), "it was killed in the middle");
+        assert!(copy.exists(), "it was killed during the copy");
         daemon = place.start();
         assert!(!copy.exists());
         assert_eq!(listed(&mut daemon, "", ""), [""; 0]);
-        until("the rest is removed", || is_empty(&xfs.path().join(".forebay/trash")).then_some(()));
+        until("the removal of the rest", || is_empty(&xfs.path().join(".forebay/trash")).then_some(()));
         // The client retries its request.
         match what {
             "snapshot" => drop(snapshot(&mut daemon, "s", "v").unwrap()),
@@ -436,7 +436,7 @@ fn what_a_killed_server_has_not_finished_is_gone_at_its_next_start() {
 }
 
 #[test]
-fn the_snapshots_of_a_group_hold_all_changes_up_to_one_moment() {
+fn group_snapshots_are_consistent_to_a_point_in_time() {
     const GROUPS: usize = 8;
     let Some(xfs) = Xfs::without_quota() else { return };
     let place = place(engines()[0], &xfs);
@@ -468,7 +468,7 @@ fn the_snapshots_of_a_group_hold_all_changes_up_to_one_moment() {
     };
     for index in 0..GROUPS {
         let before = turns.load(Ordering::Relaxed);
-        until("the writer goes on", || (turns.load(Ordering::Relaxed) > before + 20).then_some(()));
+        until("progress of the writer", || (turns.load(Ordering::Relaxed) > before + 20).then_some(()));
         let ids: Vec<String> = volumes.iter().map(|volume| format!("g{index}-{volume}")).collect();
         let members: Vec<(&str, &str)> = ids.iter().map(|id| &**id).zip(volumes).collect();
         assert_eq!(group(&mut daemon, &format!("g{index}"), &members).unwrap(), ids);
@@ -491,7 +491,7 @@ fn the_snapshots_of_a_group_hold_all_changes_up_to_one_moment() {
 }
 
 #[test]
-fn a_group_is_made_and_deleted_as_a_whole() {
+fn snapshot_group_is_created_and_deleted_as_a_whole() {
     let Some(xfs) = Xfs::without_quota() else { return };
     let place = place(engines()[0], &xfs);
     let mut daemon = place.start();
@@ -539,7 +539,7 @@ fn a_group_is_made_and_deleted_as_a_whole() {
 }
 
 #[test]
-fn a_file_system_without_shared_extents_is_named_and_nothing_is_left() {
+fn file_system_without_reflinks_is_reported_and_left_unchanged() {
     let memory = tempfile::tempdir_in("/dev/shm").unwrap();
     let place = Place::new(engines()[0]);
     place.configure("127.0.0.1:0", memory.path());

@@ -182,7 +182,7 @@ fn status(name: &str) -> usize {
 }
 
 #[test]
-fn writers_on_a_slow_disk_wait_and_no_client_is_ended_or_refused() {
+fn writers_on_a_slow_disk_wait_without_disconnects_or_errors() {
     let _alone = alone();
     let scratch = TempDir::new().unwrap();
     let disk = Arc::new(Disk::default());
@@ -255,7 +255,7 @@ fn writers_on_a_slow_disk_wait_and_no_client_is_ended_or_refused() {
 }
 
 #[test]
-fn a_turn_begins_no_more_reads_than_it_may_and_all_are_answered() {
+fn reads_started_per_turn_are_limited_and_all_are_answered() {
     const READERS: usize = 16;
     let _alone = alone();
     let scratch = TempDir::new().unwrap();
@@ -286,7 +286,7 @@ fn a_turn_begins_no_more_reads_than_it_may_and_all_are_answered() {
 }
 
 #[test]
-fn what_the_end_of_a_connection_causes_is_delivered_before_the_loop_waits() {
+fn effects_of_a_disconnect_are_delivered_before_the_loop_waits() {
     let _alone = alone();
     let scratch = TempDir::new().unwrap();
     let disk = Arc::new(Disk::default());

@@ -104,7 +104,7 @@ fn path(pool: &Path, writer: usize) -> PathBuf {
 }
 
 #[test]
-fn writers_on_a_throttled_disk_wait_and_no_client_is_ended_or_refused() {
+fn writers_on_a_throttled_disk_wait_without_disconnects_or_errors() {
     let Some(mut disk) = throttled_disk("writers on a throttled disk") else { return };
     let place = Place::new("auto");
     let pool = disk.path().join("pool");

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packet_is_what_it_was_before_it_was_sent() {
+    fn arp_packet_round_trips_and_truncated_packets_are_rejected() {
         for length in [6, 20] {
             let packet = Packet {
                 operation: REPLY,

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_advertisement_carries_the_address_and_where_it_is() {
+    fn neighbour_advertisement_carries_the_ip_and_link_layer_addresses() {
         let address: Ipv6Addr = "fd00::200".parse().expect("an address");
         let bytes = encode(address, &[2, 0, 0, 0, 0, 9]);
         assert_eq!(bytes.len(), 32);

@@ -17,7 +17,7 @@ const INSIDE: &str = "FOREBAY_TEST_NETWORK";
 
 /// Runs the tests of `inside` in a network namespace, because they change interfaces and need root there.
 #[test]
-fn addresses_move_in_a_network_of_their_own() {
+fn instance_addresses_in_a_network_namespace() {
     if std::env::var_os(INSIDE).is_some() {
         for (name, part) in inside::ALL {
             println!("{name}");
@@ -27,7 +27,7 @@ fn addresses_move_in_a_network_of_their_own() {
         return;
     }
     let tests = std::env::current_exe().expect("this program");
-    let this = ["address::tests::addresses_move_in_a_network_of_their_own", "--exact", "--nocapture"];
+    let this = ["address::tests::instance_addresses_in_a_network_namespace", "--exact", "--nocapture"];
     let options = if rustix::process::geteuid().is_root() { "-n" } else { "-rn" };
     let output = Command::new("unshare")
         .args([options, "--"])
@@ -51,19 +51,19 @@ mod inside {
     /// The tests, run one after the other.
     pub(super) const ALL: &[(&str, fn())] = &[
         (
-            "they_come_where_their_network_is_are_announced_and_go",
-            they_come_where_their_network_is_are_announced_and_go,
+            "addresses_are_assigned_on_their_network_announced_and_removed",
+            addresses_are_assigned_on_their_network_announced_and_removed,
         ),
         (
-            "a_machine_that_has_one_is_waited_for_and_then_named",
-            a_machine_that_has_one_is_waited_for_and_then_named,
+            "taken_address_is_waited_for_and_its_owner_is_reported",
+            taken_address_is_waited_for_and_its_owner_is_reported,
         ),
         (
-            "what_a_killed_server_has_left_is_taken_off_or_goes_by_itself",
-            what_a_killed_server_has_left_is_taken_off_or_goes_by_itself,
+            "addresses_left_by_a_killed_server_are_removed_or_expire",
+            addresses_left_by_a_killed_server_are_removed_or_expire,
         ),
-        ("a_machine_that_claims_one_later_is_contradicted", a_machine_that_claims_one_later_is_contradicted),
-        ("an_address_needs_an_interface", an_address_needs_an_interface),
+        ("later_claims_of_an_address_are_contradicted", later_claims_of_an_address_are_contradicted),
+        ("address_without_a_matching_interface_is_refused", address_without_a_matching_interface_is_refused),
     ];
 
     fn ip(arguments: &str) {
@@ -120,7 +120,7 @@ mod inside {
         }
     }
 
-    fn they_come_where_their_network_is_are_announced_and_go() {
+    fn addresses_are_assigned_on_their_network_announced_and_removed() {
         let _wire = Wire::new();
         let other = Arp::open(&link("there0")).expect("a socket").expect("Ethernet");
         let ours = addresses(&[OURS, OURS_6], PATIENCE);
@@ -132,7 +132,7 @@ mod inside {
             assert!(entries[0].seconds.is_some_and(|seconds| u64::from(seconds) <= ADDRESS_STAY.as_secs()));
         }
         let heard = other.conflict("192.0.2.200".parse().expect("an address")).expect("packets");
-        assert_eq!(heard, Some(Hardware(link("here0").hardware)), "the other end hears of it");
+        assert_eq!(heard, Some(Hardware(link("here0").hardware)), "the other end receives the announcement");
         // An address that is removed by hand is added again, as long as the server is running.
         ip(&format!("address del {OURS} dev here0"));
         until("the address", || found(OURS).len() == 1);
@@ -142,7 +142,7 @@ mod inside {
         assert!(found(OURS).is_empty() && found(OURS_6).is_empty());
     }
 
-    fn a_machine_that_has_one_is_waited_for_and_then_named() {
+    fn taken_address_is_waited_for_and_its_owner_is_reported() {
         let _wire = Wire::new();
         for (text, theirs) in [(OURS, "192.0.2.200/32"), (OURS_6, "fd00:2::200/128")] {
             ip(&format!("address add {theirs} dev there0"));
@@ -152,7 +152,7 @@ mod inside {
             };
             let hardware = Hardware(link("there0").hardware).to_string();
             assert!(by == hardware || text == OURS_6, "{by}, and not {hardware}");
-            assert!(found(text).is_empty(), "nothing stays where it was refused");
+            assert!(found(text).is_empty(), "a refused address is not left behind");
             let ours = addresses(&[text], PATIENCE);
             std::thread::scope(|scope| {
                 let taking = scope.spawn(|| ours.take());
@@ -165,7 +165,7 @@ mod inside {
         }
     }
 
-    fn what_a_killed_server_has_left_is_taken_off_or_goes_by_itself() {
+    fn addresses_left_by_a_killed_server_are_removed_or_expire() {
         let _wire = Wire::new();
         let index = link("here0").index;
         let mut tables = Tables::open().expect("a socket");
@@ -175,7 +175,7 @@ mod inside {
             addresses(&[text], PATIENCE).clear().expect("it is a server's");
             assert!(found(text).is_empty(), "{text}");
             tables.put(index, address, Duration::from_secs(1)).expect("put");
-            until("the end of its time", || found(text).is_empty());
+            until("the end of its lifetime", || found(text).is_empty());
         }
         // A permanent address, which no server adds, is left unchanged.
         ip(&format!("address add {OURS} dev here0"));
@@ -184,7 +184,7 @@ mod inside {
         assert_eq!(found(OURS).len(), 1);
     }
 
-    fn a_machine_that_claims_one_later_is_contradicted() {
+    fn later_claims_of_an_address_are_contradicted() {
         let _wire = Wire::new();
         let ours = addresses(&[OURS], PATIENCE);
         ours.take().expect("it is free");
@@ -203,7 +203,7 @@ mod inside {
         });
     }
 
-    fn an_address_needs_an_interface() {
+    fn address_without_a_matching_interface_is_refused() {
         let _wire = Wire::new();
         let nowhere = addresses(&["198.51.100.7/24"], PATIENCE).take();
         assert!(matches!(nowhere, Err(AddressError::NoInterface(_))), "{nowhere:?}");
@@ -214,6 +214,6 @@ mod inside {
         named.take().expect("it is there");
         assert_eq!(found("198.51.100.7/24")[0].index, link("there0").index);
         drop(named);
-        until("its end", || found("198.51.100.7/24").is_empty());
+        until("its removal", || found("198.51.100.7/24").is_empty());
     }
 }

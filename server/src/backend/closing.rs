@@ -68,7 +68,7 @@ fn is_open(by_fd: &Path, inode: u64) -> bool {
 }
 
 #[test]
-fn the_last_handle_of_a_file_that_an_event_loop_drops_is_closed_by_another_thread() {
+fn file_dropped_on_an_event_loop_is_closed_on_another_thread() {
     let scratch = tempfile::tempdir().expect("a directory");
     let (lanes, releases) = held_up();
     let (handle, by_fd, inode) = opened(scratch.path(), ObjectKind::File);
@@ -86,7 +86,7 @@ fn the_last_handle_of_a_file_that_an_event_loop_drops_is_closed_by_another_threa
 }
 
 #[test]
-fn a_directory_and_what_another_thread_drops_are_closed_where_they_are_dropped() {
+fn directories_and_drops_outside_event_loops_are_closed_in_place() {
     let scratch = tempfile::tempdir().expect("a directory");
     let (lanes, releases) = held_up();
     let (handle, by_fd, inode) = opened(scratch.path(), ObjectKind::File);
@@ -101,7 +101,7 @@ fn a_directory_and_what_another_thread_drops_are_closed_where_they_are_dropped()
 }
 
 #[test]
-fn what_is_dropped_when_the_lanes_have_ended_is_closed() {
+fn file_dropped_after_the_lanes_ended_is_closed() {
     let scratch = tempfile::tempdir().expect("a directory");
     let lanes = Lanes::start(1).expect("threads");
     let _elsewhere = ClosesElsewhere::on_this_thread(lanes.queues());
@@ -115,7 +115,7 @@ fn what_is_dropped_when_the_lanes_have_ended_is_closed() {
 }
 
 #[test]
-fn so_many_descriptors_may_wait_to_be_closed_and_then_a_close_waits_for_them() {
+fn closes_are_late_at_the_limit_of_waiting_descriptors() {
     let (lanes, releases) = held_up();
     let queues = lanes.queues();
     let elsewhere = ClosesElsewhere::on_this_thread(queues);

@@ -227,7 +227,7 @@ impl Fixture {
 }
 
 #[test]
-fn modes_of_opening_find_and_make() {
+fn open_modes_open_or_create_files() {
     let f = Fixture::new();
     assert_eq!(f.existing("a").err(), Some(NtStatus::OBJECT_NAME_NOT_FOUND));
     assert_eq!(f.existing("no/a").err(), Some(NtStatus::OBJECT_PATH_NOT_FOUND));
@@ -262,7 +262,7 @@ fn files_and_directories_are_distinguished() {
 }
 
 #[test]
-fn contents_are_read_as_written() {
+fn reads_return_the_written_data() {
     let f = Fixture::new();
     let file = f.file("data");
     assert_eq!(f.read(&file, 0, 10), Err(NtStatus::END_OF_FILE));
@@ -291,7 +291,7 @@ fn contents_are_read_as_written() {
 }
 
 #[test]
-fn what_is_read_past_the_page_cache_follows_every_change() {
+fn direct_reads_see_every_change_of_the_file() {
     let f = Fixture::new();
     let (file, other) = (f.file("data"), f.file("other"));
     let block = 65_536;
@@ -330,7 +330,7 @@ fn what_is_read_past_the_page_cache_follows_every_change() {
 }
 
 #[test]
-fn data_of_directories_is_refused() {
+fn data_operations_on_directories_are_refused() {
     let f = Fixture::new();
     let dir = f.directory("d");
     assert_eq!(f.read(&dir, 0, 1), Err(NtStatus::INVALID_DEVICE_REQUEST));
@@ -341,7 +341,7 @@ fn data_of_directories_is_refused() {
 }
 
 #[test]
-fn sizes_change_as_asked() {
+fn end_of_file_and_allocation_size_can_be_set() {
     let f = Fixture::new();
     let file = f.file("s");
     f.write(&file, 0, b"0123456789").expect("written");
@@ -357,7 +357,7 @@ fn sizes_change_as_asked() {
 }
 
 #[test]
-fn holes_are_seen_and_made() {
+fn allocated_ranges_exclude_holes_and_zeroed_ranges() {
     let f = Fixture::new();
     let file = f.file("sparse");
     let mib = 1_u64 << 20;
@@ -402,7 +402,7 @@ fn ranges_are_copied_within_the_volume() {
 }
 
 #[test]
-fn clones_share_or_say_that_they_cannot() {
+fn clone_range_succeeds_or_fails_with_not_supported() {
     let f = Fixture::new();
     let (source, target) = (f.file("from"), f.file("to"));
     f.write(&source, 0, &[7; 65536]).expect("written");
@@ -420,7 +420,7 @@ fn clones_share_or_say_that_they_cannot() {
 }
 
 #[test]
-fn renaming_moves_replaces_and_refuses() {
+fn rename_moves_and_replaces_files_and_reports_conflicts() {
     let f = Fixture::new();
     let a = f.file("a");
     f.write(&a, 0, b"a").expect("written");
@@ -442,7 +442,7 @@ fn renaming_moves_replaces_and_refuses() {
 }
 
 #[test]
-fn renaming_a_directory_takes_open_files_along() {
+fn open_files_stay_valid_when_their_directory_is_renamed() {
     let f = Fixture::new();
     let dir = f.directory("old");
     let inner = f.directory("old/inner");
@@ -458,7 +458,7 @@ fn renaming_a_directory_takes_open_files_along() {
 }
 
 #[test]
-fn closing_with_unlink_removes_the_name_and_not_the_open_file() {
+fn close_with_unlink_removes_the_name_but_keeps_open_files() {
     let f = Fixture::new();
     let file = f.file("x");
     f.write(&file, 0, b"still here").expect("written");
@@ -476,7 +476,7 @@ fn closing_with_unlink_removes_the_name_and_not_the_open_file() {
 }
 
 #[test]
-fn closing_with_unlink_removes_the_name_of_that_handle_and_no_other_link() {
+fn close_with_unlink_removes_only_the_link_of_its_handle() {
     let f = Fixture::new();
     let b = f.file("b");
     f.link(&b, "a", false).expect("linked");
@@ -510,7 +510,7 @@ fn directories_are_deleted_only_when_empty() {
 }
 
 #[test]
-fn hard_links_name_one_file() {
+fn hard_links_refer_to_one_file() {
     let f = Fixture::new();
     let file = f.file("one");
     f.write(&file, 0, b"1").expect("written");
@@ -527,11 +527,11 @@ fn hard_links_name_one_file() {
     assert_eq!(f.link(&dir, "e", false), Err(NtStatus::FILE_IS_A_DIRECTORY));
     assert_eq!(f.link(&file, "d", true), Err(NtStatus::ACCESS_DENIED));
     f.unlink(f.existing("three").expect("three")).expect("deleted");
-    assert_eq!(f.names(""), ["d", "two"], "the name it was opened by goes");
+    assert_eq!(f.names(""), ["d", "two"], "the name that it was opened by is removed");
 }
 
 #[test]
-fn a_name_that_a_link_replaces_is_there_at_every_moment() {
+fn replacing_a_name_by_a_link_is_atomic() {
     let f = Fixture::new();
     let files = [f.file("one"), f.file("two")];
     f.link(&files[0], "name", false).expect("linked");
@@ -550,7 +550,7 @@ fn a_name_that_a_link_replaces_is_there_at_every_moment() {
         done.store(true, Ordering::Relaxed);
         assert_eq!(looking.join().expect("no panic"), 0, "looks that found no name");
     });
-    assert_eq!(f.names(""), ["name", "one", "two"], "nothing is left of links on their way");
+    assert_eq!(f.names(""), ["name", "one", "two"], "no temporary links remain");
 }
 
 #[test]
@@ -609,7 +609,7 @@ fn names_are_utf_8_up_to_255_bytes() {
 }
 
 #[test]
-fn attributes_and_times_are_kept() {
+fn attributes_and_times_are_stored() {
     let f = Fixture::new();
     let file = f.file("t");
     let before = f.stat(&file);
@@ -650,7 +650,7 @@ fn ownership(stat: &Stat) -> (u32, u32, u32) {
 }
 
 #[test]
-fn owner_and_permission_bits_are_those_of_the_file_system() {
+fn ownership_and_mode_are_stored_in_the_file_system() {
     let f = Fixture::new();
     let plain = f.stat(&f.file("plain"));
     let (me, mine) = (plain.uid, plain.gid);
@@ -692,7 +692,7 @@ fn owner_and_permission_bits_are_those_of_the_file_system() {
 }
 
 #[test]
-fn a_reparse_point_keeps_its_data_and_is_no_link_of_the_file_system() {
+fn reparse_data_is_stored_without_creating_a_symlink() {
     let f = Fixture::new();
     let point = ReparsePoint { tag: 0xa000_000c, kind: FileKind::SymbolicLink };
     let data = vec![7; 1000];
@@ -726,7 +726,7 @@ fn a_reparse_point_keeps_its_data_and_is_no_link_of_the_file_system() {
 }
 
 #[test]
-fn attributes_that_are_set_meanwhile_leave_a_reparse_point_one() {
+fn concurrent_attribute_changes_keep_the_reparse_point() {
     let f = Fixture::new();
     let handle = f.file("link");
     let point = ReparsePoint { tag: 0xa000_000c, kind: FileKind::SymbolicLink };
@@ -745,7 +745,7 @@ fn attributes_that_are_set_meanwhile_leave_a_reparse_point_one() {
 }
 
 #[test]
-fn a_listing_has_the_attributes_of_now_however_often_it_was_made() {
+fn cached_listings_return_current_attributes() {
     let f = Fixture::new();
     let file = f.file("d-none").clone();
     f.file("other");
@@ -773,7 +773,7 @@ fn a_listing_has_the_attributes_of_now_however_often_it_was_made() {
 }
 
 #[test]
-fn reserving_for_a_new_file_does_not_change_its_size() {
+fn allocation_size_of_a_new_file_does_not_change_its_end_of_file() {
     let f = Fixture::new();
     let made =
         f.open(OpenRequest { mode: OpenMode::New, allocation_size: 1 << 20, ..request("r") }).expect("made");
@@ -782,7 +782,7 @@ fn reserving_for_a_new_file_does_not_change_its_size() {
 }
 
 #[test]
-fn symlinks_lead_nowhere() {
+fn symlinks_are_neither_followed_nor_listed() {
     let f = Fixture::new();
     f.file("inside");
     symlink(&f.outside, f.root.join("absolute")).expect("a link");
@@ -814,7 +814,7 @@ fn symlinks_lead_nowhere() {
 }
 
 #[test]
-fn a_symlink_swapped_in_meanwhile_leads_nowhere_either() {
+fn symlink_swapped_in_during_a_lookup_is_not_followed() {
     let f = Fixture::new();
     f.directory("swap");
     f.directory("aside");
@@ -841,7 +841,7 @@ fn a_symlink_swapped_in_meanwhile_leads_nowhere_either() {
             let _ = f.rename(&moving, "moving", true);
         }
         stop.store(true, Ordering::Relaxed);
-        assert!(read > 0, "the directory was there at times");
+        assert!(read > 0, "the directory was present at times");
     });
     let outside: Vec<_> =
         std::fs::read_dir(&f.outside).expect("outside").map(|e| e.expect("entry").file_name()).collect();
@@ -850,7 +850,7 @@ fn a_symlink_swapped_in_meanwhile_leads_nowhere_either() {
 }
 
 #[test]
-fn a_handle_of_a_file_that_was_moved_out_renames_and_unlinks_nothing() {
+fn handle_of_a_file_moved_out_of_the_volume_cannot_rename_or_unlink() {
     let f = Fixture::new();
     let file = f.file("gone");
     std::fs::rename(f.root.join("gone"), f.outside.join("gone")).expect("moved out by an administrator");
@@ -876,7 +876,7 @@ fn pipes_and_sockets_are_not_served() {
 }
 
 #[test]
-fn a_full_file_system_says_so_and_keeps_what_it_has() {
+fn full_file_system_returns_disk_full_and_keeps_existing_data() {
     let tiny = TempDir::new().expect("a mount point");
     let options = Some(c"size=1m");
     if let Err(errno) =
@@ -911,7 +911,7 @@ fn a_full_file_system_says_so_and_keeps_what_it_has() {
 }
 
 #[test]
-fn extended_attributes_are_those_of_the_file_system() {
+fn extended_attributes_are_stored_as_user_xattrs() {
     let f = Fixture::new();
     f.file("file");
     let there =
@@ -945,7 +945,7 @@ fn extended_attributes_are_those_of_the_file_system() {
 }
 
 #[test]
-fn extended_attributes_that_cannot_be_set_change_nothing() {
+fn refused_extended_attributes_change_nothing() {
     let f = Fixture::new();
     let file = f.file("file");
     let long = "n".repeat(250);
@@ -971,7 +971,7 @@ fn extended_attributes_that_cannot_be_set_change_nothing() {
 }
 
 #[test]
-fn many_clients_opening_one_name_make_it_once() {
+fn concurrent_opens_of_one_name_create_it_once() {
     let f = Fixture::new();
     for round in 0..50 {
         let path = format!("contested-{round}");

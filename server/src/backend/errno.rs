@@ -39,13 +39,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_and_a_full_quota_are_the_same_to_a_client() {
+    fn full_disk_and_full_quota_both_map_to_disk_full() {
         assert_eq!(status(Errno::NOSPC), NtStatus::DISK_FULL);
         assert_eq!(status(Errno::DQUOT), NtStatus::DISK_FULL);
     }
 
     #[test]
-    fn unknown_errors_are_io_errors() {
+    fn unknown_errors_map_to_unexpected_io_error() {
         assert_eq!(status(Errno::IO), NtStatus::UNEXPECTED_IO_ERROR);
         assert_eq!(status(Errno::from_raw_os_error(4000)), NtStatus::UNEXPECTED_IO_ERROR);
     }

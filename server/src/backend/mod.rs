@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_stable_storage_is_in_a_lane_of_its_own() {
+    fn operations_that_wait_for_stable_storage_use_the_sync_lane() {
         for (promise, change, data) in
             [(Promise::AtFlush, Lane::Change, Lane::Data), (Promise::AtReply, Lane::Sync, Lane::Sync)]
         {

@@ -76,7 +76,7 @@ impl Served {
 }
 
 /// Returns a disk with the initial files of both kinds of volumes, all on stable storage.
-fn furnished(test: &str) -> Option<Disk> {
+fn prepared_disk(test: &str) -> Option<Disk> {
     let disk = Disk::new(test)?;
     let path = disk.path();
     std::fs::create_dir(path.join("directory")).expect("made");
@@ -88,8 +88,8 @@ fn furnished(test: &str) -> Option<Disk> {
 }
 
 #[test]
-fn what_is_removed_stays_removed_where_answers_are_durable() {
-    let Some(disk) = furnished("what_is_removed_stays_removed_where_answers_are_durable") else { return };
+fn write_through_removals_survive_a_power_loss() {
+    let Some(disk) = prepared_disk("write_through_removals_survive_a_power_loss") else { return };
     let served = Served::new(&disk, Promise::AtReply);
     served.unlink(served.open("file", ObjectKind::File));
     served.unlink(served.open("directory", ObjectKind::Directory));
@@ -100,8 +100,8 @@ fn what_is_removed_stays_removed_where_answers_are_durable() {
 }
 
 #[test]
-fn a_range_that_was_cloned_is_there_where_answers_are_durable() {
-    let Some(disk) = furnished("a_range_that_was_cloned_is_there_where_answers_are_durable") else { return };
+fn write_through_clones_survive_a_power_loss() {
+    let Some(disk) = prepared_disk("write_through_clones_survive_a_power_loss") else { return };
     let served = Served::new(&disk, Promise::AtReply);
     let (source, target) = (served.open("source", ObjectKind::File), served.open("target", ObjectKind::File));
     let (source_offset, target_offset, length) = (0, 0, 8192);
@@ -112,9 +112,9 @@ fn a_range_that_was_cloned_is_there_where_answers_are_durable() {
 }
 
 #[test]
-fn attributes_and_times_that_were_set_are_there_where_answers_are_durable() {
-    let test = "attributes_and_times_that_were_set_are_there_where_answers_are_durable";
-    let Some(disk) = furnished(test) else { return };
+fn write_through_attributes_and_times_survive_a_power_loss() {
+    let test = "write_through_attributes_and_times_survive_a_power_loss";
+    let Some(disk) = prepared_disk(test) else { return };
     let time = 133_000_000_000_000_000;
     let served = Served::new(&disk, Promise::AtReply);
     let info = BasicInfo {
@@ -136,9 +136,9 @@ fn attributes_and_times_that_were_set_are_there_where_answers_are_durable() {
 }
 
 #[test]
-fn extended_attributes_that_were_set_are_there_where_answers_are_durable() {
-    let test = "extended_attributes_that_were_set_are_there_where_answers_are_durable";
-    let Some(disk) = furnished(test) else { return };
+fn write_through_extended_attributes_survive_a_power_loss() {
+    let test = "write_through_extended_attributes_survive_a_power_loss";
+    let Some(disk) = prepared_disk(test) else { return };
     let served = Served::new(&disk, Promise::AtReply);
     let file = served.open("file", ObjectKind::File);
     let eas = vec![Ea { name: b"epoch".to_vec(), value: b"12".to_vec() }];
@@ -153,8 +153,8 @@ fn extended_attributes_that_were_set_are_there_where_answers_are_durable() {
 }
 
 #[test]
-fn what_is_made_and_written_is_there_where_answers_are_durable() {
-    let Some(disk) = furnished("what_is_made_and_written_is_there_where_answers_are_durable") else { return };
+fn write_through_creates_and_writes_survive_a_power_loss() {
+    let Some(disk) = prepared_disk("write_through_creates_and_writes_survive_a_power_loss") else { return };
     let served = Served::new(&disk, Promise::AtReply);
     served.open("made", ObjectKind::Directory);
     let written = served.file("made/file", &[7; 5000]);
@@ -168,10 +168,10 @@ fn what_is_made_and_written_is_there_where_answers_are_durable() {
 
 /// FLUSH, renames and links are durable in every volume.
 #[test]
-fn what_is_flushed_renamed_or_linked_is_there_in_every_volume() {
-    let test = "what_is_flushed_renamed_or_linked_is_there_in_every_volume";
+fn flushed_renamed_and_linked_files_survive_a_power_loss_in_every_volume() {
+    let test = "flushed_renamed_and_linked_files_survive_a_power_loss_in_every_volume";
     for promise in [Promise::AtFlush, Promise::AtReply] {
-        let Some(disk) = furnished(test) else { return };
+        let Some(disk) = prepared_disk(test) else { return };
         let served = Served::new(&disk, promise);
         let file = served.file("new", &[7; 5000]);
         served.done(FsOpKind::Flush { handle: file.clone() });

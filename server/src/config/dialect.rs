@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_dialect_has_its_name_and_the_newest_is_the_default() {
+    fn min_dialect_accepts_every_dialect_and_defaults_to_the_newest() {
         #[derive(Deserialize)]
         struct Section {
             #[serde(default)]

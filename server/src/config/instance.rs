@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_have_a_network() {
+    fn instance_addresses_require_a_prefix_and_must_be_usable() {
         let address = |text: &str| text.parse::<InstanceAddress>();
         let one = address("192.168.77.200/24").expect("an address");
         assert_eq!((one.to_string().as_str(), one.prefix()), ("192.168.77.200/24", 24));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_reported_with_its_line() {
+    fn invalid_instance_settings_are_reported_with_their_line() {
         assert!(error("addresses = [\"10.0.0.1\"]\n").starts_with("server.toml:3: "));
         let twice = error("addresses = [\"10.0.0.1/24\", \"10.0.0.1/16\"]\n");
         assert_eq!(twice, "server.toml:3: instance.addresses: 10.0.0.1 is listed twice");

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_named_by_what_does_not_change() {
+    fn nvmeof_section_has_defaults_and_parses_its_paths() {
         let config = Config::parse("server.toml", &format!("{INSTANCE}{POOL}{NVMEOF}")).expect("right");
         let section = config.pool[0].nvmeof.as_ref().expect("it is there");
         assert!(!section.format && section.write_through);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_reported_with_its_line() {
+    fn invalid_nvmeof_settings_are_reported_with_their_line() {
         let with = |lines: &str| error(&format!("{INSTANCE}{POOL}{NVMEOF}{lines}"));
         assert!(error(&format!("{POOL}{NVMEOF}")).starts_with("server.toml:5: pool.nvmeof.nqn: "));
         let no_epoch = INSTANCE.replace("epoch = 3\n", "");

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_of_a_volume_leave_in_order_and_one_volume_does_not_delay_another() {
+    fn throttled_volumes_keep_their_order_and_do_not_delay_each_other() {
         let mut throttle = Throttle::default();
         let (slow, fast) = (limiter(MIB), limiter(1 << 40));
         let start = Instant::now();
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_that_a_gate_holds_leave_when_it_opens_and_not_at_the_servers_end() {
+    fn changes_held_by_a_gate_are_released_only_when_it_opens() {
         let mut throttle = Throttle::default();
         let (unlimited, gate) = (Arc::new(Limiter::default()), Arc::new(Gate::default()));
         let closed = gate.close(Duration::ZERO).expect("nothing is under way");
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_raised_limit_and_the_end_of_the_server_release_what_waits() {
+    fn raised_limit_and_shutdown_release_throttled_operations() {
         let mut throttle = Throttle::default();
         let slow = limiter(MIB);
         let now = Instant::now();

@@ -86,7 +86,7 @@ fn receive(socket: &Arc<OwnedFd>, pool: &BufferPool, filled: usize, least: usize
 }
 
 #[test]
-fn receives_what_is_there_and_waits_for_what_must_be() {
+fn receive_returns_available_data_and_waits_for_the_minimum() {
     on_both(|engine, _| {
         let pool = BufferPool::default();
         let (server, mut client) = pair(engine);
@@ -124,7 +124,7 @@ fn receives_what_is_there_and_waits_for_what_must_be() {
 }
 
 #[test]
-fn sends_all_parts_in_order_to_a_slow_reader() {
+fn all_parts_are_sent_in_order_to_a_slow_reader() {
     on_both(|engine, _| {
         let pool = BufferPool::default();
         let (server, mut client) = pair(engine);
@@ -160,7 +160,7 @@ fn sends_all_parts_in_order_to_a_slow_reader() {
 }
 
 #[test]
-fn what_lies_in_a_mapping_is_sent_from_there_and_from_a_copy_once_it_is_gone() {
+fn mapped_data_is_sent_even_if_the_file_is_truncated() {
     const SIZE: usize = 4 << 20;
     let scratch = TempDir::new().expect("a directory");
     let volume = Volume::open(scratch.path()).expect("a volume").handle();
@@ -194,7 +194,7 @@ fn what_lies_in_a_mapping_is_sent_from_there_and_from_a_copy_once_it_is_gone() {
 }
 
 #[test]
-fn shutting_a_socket_down_ends_what_waits_on_it() {
+fn shutdown_of_a_socket_completes_its_pending_operations() {
     on_both(|engine, _| {
         let pool = BufferPool::default();
         let (server, _client) = pair(engine);
@@ -212,7 +212,7 @@ fn shutting_a_socket_down_ends_what_waits_on_it() {
 }
 
 #[test]
-fn a_waker_ends_a_wait() {
+fn waker_interrupts_a_wait() {
     on_both(|engine, waker| {
         for _ in 0..3 {
             let waker = waker.clone();
@@ -267,7 +267,7 @@ fn files_are_written_and_read() {
 }
 
 #[test]
-fn files_in_memory_are_written_and_read() {
+fn files_on_tmpfs_are_written_and_read() {
     written_and_read(&TempDir::new_in("/dev/shm").expect("tmpfs"));
 }
 
@@ -348,7 +348,7 @@ fn write(engine: &mut dyn Engine, file: &Arc<OpenFile>, offset: u64, data: &[u8]
 }
 
 #[test]
-fn what_is_read_past_the_page_cache_is_what_was_written_through_it() {
+fn direct_reads_return_data_written_through_the_page_cache() {
     on_both(|engine, _| {
         let scratch = TempDir::new().expect("a directory");
         let volume = Volume::open(scratch.path()).expect("a volume").handle();
@@ -379,7 +379,7 @@ fn what_is_read_past_the_page_cache_is_what_was_written_through_it() {
 }
 
 #[test]
-fn what_the_file_system_refuses_to_read_past_the_page_cache_comes_through_it() {
+fn refused_direct_reads_fall_back_to_the_page_cache() {
     on_both(|engine, _| {
         let scratch = TempDir::new().expect("a directory");
         let volume = Volume::open(scratch.path()).expect("a volume").handle();
@@ -421,7 +421,7 @@ fn read_at(file: &Arc<OpenFile>, offset: u64, length: usize) -> Operation {
 }
 
 #[test]
-fn a_read_that_ends_at_the_end_of_the_file_asks_the_kernel_once() {
+fn read_up_to_the_end_of_file_takes_one_system_call() {
     on_both(|engine, _| {
         let scratch = TempDir::new().expect("a directory");
         let volume = Volume::open(scratch.path()).expect("a volume").handle();
@@ -442,7 +442,7 @@ fn a_read_that_ends_at_the_end_of_the_file_asks_the_kernel_once() {
 }
 
 #[test]
-fn a_short_read_within_the_file_goes_on() {
+fn short_read_within_the_file_is_continued() {
     let scratch = TempDir::new().expect("a directory");
     let volume = Volume::open(scratch.path()).expect("a volume").handle();
     let file = open(&volume, "f");
@@ -476,7 +476,7 @@ impl Frame for Late {
 }
 
 #[test]
-fn writes_to_stable_storage_that_block_delay_neither_the_loop_nor_reads_writes_and_look_ups() {
+fn blocked_durable_writes_do_not_delay_other_operations() {
     on_both_with(|engine, _, lanes| {
         let scratch = TempDir::new().expect("a directory");
         let volume = Volume::open(scratch.path()).expect("a volume").handle();
@@ -514,7 +514,7 @@ fn writes_to_stable_storage_that_block_delay_neither_the_loop_nor_reads_writes_a
 }
 
 #[test]
-fn more_operations_than_a_ring_has_room_for_complete_without_a_wait_in_between() {
+fn more_operations_than_ring_entries_can_be_submitted_at_once() {
     if super::uring::probe().is_err() {
         return;
     }
@@ -547,10 +547,8 @@ fn more_operations_than_a_ring_has_room_for_complete_without_a_wait_in_between()
 }
 
 #[test]
-fn a_write_to_stable_storage_on_xfs_is_not_waited_for_at_its_submission() {
-    let Some(disk) = Disk::new("a_write_to_stable_storage_on_xfs_is_not_waited_for_at_its_submission") else {
-        return;
-    };
+fn submission_of_a_durable_write_on_xfs_does_not_block() {
+    let Some(disk) = Disk::new("submission_of_a_durable_write_on_xfs_does_not_block") else { return };
     on_both(|engine, _| {
         let volume = Volume::open(&disk.path()).expect("a volume").handle();
         let file = open(&volume, engine.name());

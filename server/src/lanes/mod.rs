@@ -204,7 +204,7 @@ mod tests {
     const DEADLINE: Duration = Duration::from_secs(20);
 
     #[test]
-    fn every_job_runs_once_also_those_queued_at_the_end_and_what_they_queue() {
+    fn every_job_runs_once_including_jobs_queued_during_shutdown() {
         let count = Arc::new(AtomicUsize::new(0));
         let lanes = Lanes::start(3).expect("threads");
         for index in 0..1000 {
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_that_block_in_one_lane_delay_none_in_another() {
+    fn blocked_jobs_in_one_lane_do_not_delay_other_lanes() {
         let lanes = Lanes::start(2).expect("threads");
         let (release, blocked) = channel::<()>();
         let blocked = Arc::new(std::sync::Mutex::new(blocked));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_a_job_takes_no_thread_from_the_lane() {
+    fn panic_of_a_job_does_not_end_a_lane_thread() {
         let lanes = Lanes::start(1).expect("threads");
         for _ in 0..3 {
             lanes.queues().submit(Lane::LookUp, Origin::Server, || panic!("expected by this test"));

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn all_threads_take_part_in_what_one_origin_queues() {
+    fn jobs_of_one_origin_run_on_all_threads_but_one() {
         for pause in [None, Some(Duration::from_millis(1))] {
             let served = Served::with_pause(4, pause);
             // Three of four: the last thread is for others.
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn no_job_is_left_to_a_thread_that_is_idle() {
+    fn no_job_stays_queued_while_a_thread_is_idle() {
         for pause in [None, Some(Duration::from_micros(50))] {
             let served = Served::with_pause(3, pause);
             // Each job is queued while threads fall asleep, wake up or are about to.
@@ -278,12 +278,12 @@ mod tests {
     }
 
     #[test]
-    fn one_connection_leaves_a_thread_to_others_and_goes_on_when_one_of_its_own_is_free() {
+    fn one_connection_leaves_a_thread_free_for_others() {
         let served = Served::new(4);
         let mut flood: Vec<_> = (0..64).map(|number| Some(served.blocking(1, number))).collect();
         let begun: Vec<_> = (0..3).map(|_| served.hear()).collect();
         let other = served.blocking(2, 100);
-        assert_eq!(served.hear(), 100, "the flood leaves room");
+        assert_eq!(served.hear(), 100, "a thread is free for other connections");
         drop(other);
         // The next job of the connection starts only after one has ended.
         assert!(served.said.1.try_recv().is_err());
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn origins_take_turns_whatever_each_has_queued() {
+    fn origins_are_served_round_robin() {
         let served = Served::new(1);
         let first = served.blocking(9, 900);
         assert_eq!(served.hear(), 900);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_end_with_their_last_job() {
+    fn lines_are_removed_after_their_last_job() {
         let served = Served::new(2);
         for origin in 0..500 {
             drop(served.blocking(origin, origin));

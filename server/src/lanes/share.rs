@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_connection_has_in_a_lane_is_limited_and_the_rest_follows_in_order() {
+    fn jobs_of_a_connection_per_lane_are_limited_and_stay_in_order() {
         let lanes = Lanes::start(1).expect("threads");
         let queues = lanes.queues();
         let mut share = Share::default();
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn where_others_fill_a_lane_each_connection_still_has_its_guaranteed_part() {
+    fn connection_keeps_its_guaranteed_share_of_a_full_lane() {
         let lanes = Lanes::start(1).expect("threads");
         let queues = lanes.queues();
         let (release, held) = channel::<()>();

@@ -427,7 +427,7 @@ fn no_violation(all: &Shared) {
 }
 
 #[test]
-fn a_start_that_fails_at_any_step_keeps_out_the_server_before() {
+fn start_that_fails_at_any_step_admits_no_stale_write_and_can_be_retried() {
     let steps = run(&mut starting(&after_a_kill(), 1, 2), None).1;
     assert!(steps >= 10, "{steps}");
     for at in 0..steps {
@@ -441,7 +441,7 @@ fn a_start_that_fails_at_any_step_keeps_out_the_server_before() {
             all.borrow_mut().write(0);
             no_violation(&all);
             // The next try, in the same epoch, succeeds.
-            run(&mut starting(&all, 1, 2), None).0.expect("nothing is in its way");
+            run(&mut starting(&all, 1, 2), None).0.expect("nothing blocks it");
             all.borrow_mut().write(0);
             no_violation(&all);
         }
@@ -449,7 +449,7 @@ fn a_start_that_fails_at_any_step_keeps_out_the_server_before() {
 }
 
 #[test]
-fn a_start_that_dies_at_any_step_is_followed_by_one_that_succeeds() {
+fn next_start_succeeds_after_a_crash_at_any_step() {
     let steps = run(&mut starting(&after_a_kill(), 1, 2), None).1;
     for at in 0..steps {
         // On the same host in the same epoch, and on the other one in the next epoch.
@@ -464,7 +464,7 @@ fn a_start_that_dies_at_any_step_is_followed_by_one_that_succeeds() {
             for stale in [0, 1] {
                 all.borrow_mut().write(stale);
             }
-            run(&mut starting(&all, nth, epoch), None).0.expect("nothing is in its way");
+            run(&mut starting(&all, nth, epoch), None).0.expect("nothing blocks it");
             for stale in [0, 1] {
                 all.borrow_mut().write(stale);
             }
@@ -477,11 +477,11 @@ fn a_start_that_dies_at_any_step_is_followed_by_one_that_succeeds() {
 /// A preempt is not answered because its process is killed or its path is lost, and the former holder's machine hangs with a
 /// write in flight.
 #[test]
-fn what_an_unanswered_preempt_left_on_its_way_does_not_come_after_the_next_mount() {
+fn write_in_flight_at_an_unanswered_preempt_is_not_accepted_after_mount() {
     /// A start of host 1 in epoch 2 with an unanswered preempt in this step; `None` if the step is not the preempt.
     fn unanswered(at: usize) -> Option<Shared> {
         let all = after_a_kill();
-        assert!(all.borrow_mut().send(0), "it is its holder");
+        assert!(all.borrow_mut().send(0), "it holds the reservation");
         run(&mut starting(&all, 1, 2), Some((at, Luck::Unanswered))).0.err()?;
         assert_eq!(all.borrow().holder, Some(host(1)), "the target has done it");
         Some(all)
@@ -495,14 +495,14 @@ fn what_an_unanswered_preempt_left_on_its_way_does_not_come_after_the_next_mount
             let all = unanswered(preempt).expect("it is the preempt");
             let (first, steps) = run(&mut starting(&all, 1, epoch), unlucky);
             if first.is_err() {
-                run(&mut starting(&all, 1, epoch), None).0.expect("nothing is in its way");
+                run(&mut starting(&all, 1, epoch), None).0.expect("nothing blocks it");
             }
             all.borrow_mut().arrive(0);
             no_violation(&all);
             (first, steps)
         };
         let (first, steps) = again(None);
-        first.expect("nothing is in its way");
+        first.expect("nothing blocks it");
         for at in 0..steps {
             for luck in [Luck::FailsBefore, Luck::FailsAfter] {
                 assert!(again(Some((at, luck))).0.is_err(), "{at} {luck:?}");
@@ -512,7 +512,7 @@ fn what_an_unanswered_preempt_left_on_its_way_does_not_come_after_the_next_mount
 }
 
 #[test]
-fn an_older_epoch_that_comes_first_after_the_target_forgot_replays_nothing() {
+fn older_epoch_is_superseded_if_the_target_lost_its_reservations() {
     let all = after_a_kill();
     run(&mut starting(&all, 1, 2), None).0.expect("it is the later one");
     all.borrow_mut().forget();
@@ -528,7 +528,7 @@ fn an_older_epoch_that_comes_first_after_the_target_forgot_replays_nothing() {
 }
 
 #[test]
-fn what_is_not_ours_is_given_back_unless_another_host_was_preempted() {
+fn blank_namespace_is_released_unless_another_host_was_preempted() {
     let all = Shared::default();
     let blank = |nth, epoch| Host { format: false, ..starting(&all, nth, epoch) };
     for _ in 0..2 {
@@ -546,7 +546,7 @@ fn what_is_not_ours_is_given_back_unless_another_host_was_preempted() {
 
 /// Two clusters with an instance of the same name, and a target that has lost its reservations.
 #[test]
-fn a_reservation_on_another_clusters_pool_is_released_unless_a_host_was_preempted() {
+fn pool_of_another_cluster_is_released_unless_a_host_was_preempted() {
     let all = Shared::default();
     let of = |cluster, nth, epoch| Host { cluster, ..starting(&all, nth, epoch) };
     let refused = |nth, epoch| {
@@ -705,7 +705,7 @@ fn play(events: &[Event]) -> Shared {
 
 /// Found by the property test below: a host takes the reservation back while its kernel still has an older mount.
 #[test]
-fn an_older_mount_is_ended_before_the_reservation_is_taken_from_another_host() {
+fn older_mount_is_shut_down_before_preempting_another_host() {
     let (good, next) = (Luck::Good, true);
     let mut events = vec![Event::Start { nth: 1, next, format: true }, Event::Run { nth: 1 }];
     events
@@ -732,7 +732,7 @@ proptest! {
     /// On a target that loses its reservations and at that moment accepts writes of every host, no older epoch mounts what a
     /// later one had recorded when the older one took the reservation.
     #[test]
-    fn no_older_epoch_replays_a_log_whatever_the_target_forgets(events in prop::collection::vec(event(true), 1..160)) {
+    fn no_older_epoch_replays_a_log_if_reservations_are_lost(events in prop::collection::vec(event(true), 1..160)) {
         let all = play(&events);
         let replayed = all.borrow().violations.iter().find(|text| text.contains("replayed")).cloned();
         prop_assert_eq!(replayed, None);

@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_that_cannot_be_read_is_reported_by_its_file_alone() {
+    fn invalid_key_is_reported_by_its_path_without_its_contents() {
         let file = tempfile::NamedTempFile::new().expect("tmp");
         std::fs::write(file.path(), "DHHC-1:00:c2VjcmV0:\n").expect("written");
         let reported = [

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_blank_and_one_bit_where_labels_are_is_not() {
+    fn zeroed_namespace_is_blank_and_a_bit_in_a_label_area_is_foreign() {
         assert_eq!(namespace(&[]), Content::Blank);
         // GPT and its backup, LVM, ext4, the middle.
         for at in [0, 446, 512, 1080, SIZE - 512, SIZE - 1, SIZE / 257 * 128] {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn xfs_is_known_with_its_identity() {
+    fn xfs_is_detected_with_its_uuid_and_label() {
         let mut block = vec![0; 512];
         block[..4].copy_from_slice(b"XFSB");
         block[32..48].fill(7);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_xfs_uses_of_a_namespace_is_in_its_superblock() {
+    fn file_system_size_is_read_from_the_xfs_superblock() {
         let file = tempfile::tempfile().expect("a file");
         file.set_len(4096).expect("it is sparse");
         assert_eq!(file_system_bytes(&file).expect("read"), None);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_of_nothing_is_no_mistake() {
+    fn namespace_of_size_zero_is_blank() {
         let file = tempfile::tempfile().expect("a file");
         assert_eq!(look(&file, 0).expect("looked"), Content::Blank);
     }

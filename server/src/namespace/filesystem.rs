@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_is_made_on_what_is_blank_and_only_when_that_is_wanted() {
+    fn file_system_is_created_only_on_a_blank_namespace_with_format_set() {
         let expected = Uuid::from_u128(7);
         let large = namespace(1 << 40);
         let xfs = |uuid, unfinished| Content::Xfs { uuid, label: "x".into(), unfinished };

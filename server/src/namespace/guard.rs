@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ends_after_a_connection_may_have_come_again_waits_for_a_look() {
+    fn operation_ending_after_a_possible_reconnect_needs_a_check() {
         milliseconds(Instant::now());
         let looked = Instant::now();
         let until = milliseconds(looked + VOUCHED_TIME);

@@ -83,7 +83,7 @@ mod tests {
         35 34 8:3 / /srv/twice rw - xfs /dev/sda3 rw\n";
 
     #[test]
-    fn what_is_mounted_at_a_directory_is_the_last_that_is_listed_for_it() {
+    fn last_listed_mount_of_a_directory_is_used() {
         let listed = |at| listed(MOUNTS, Path::new(at));
         assert_eq!(listed("/srv/pool"), Some((259, 3)));
         assert_eq!(listed("/srv/twice"), Some((8, 3)));
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_makes_no_sense_is_nobodys() {
+    fn malformed_mountinfo_lines_are_ignored() {
         for line in ["", "1", "1 2 3", "1 2 8:1", "1 2 8 / /p rw", "1 2 a:b / /p rw"] {
             assert_eq!(listed(line.as_bytes(), Path::new("/p")), None, "{line}");
         }
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_nothing_is_mounted_at_has_no_device() {
+    fn directory_without_a_mount_has_no_device() {
         let pool = tempfile::tempdir().expect("tmp");
         assert_eq!(mounted_device(pool.path()), None);
         assert_eq!(mounted_device(Path::new("/nonexistent/pool")), None);

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_owner_of_the_pool_is_reported_to_programs() {
+    fn refusal_reports_the_owner_of_the_pool_as_json() {
         let refusal = |reason| {
             let error = NamespaceError { pool: "main".into(), reason };
             let text = error.refusal(1)?;

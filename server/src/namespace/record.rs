@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_epoch_steps_back_from_what_a_later_one_has_used() {
+    fn older_epoch_is_superseded_by_a_later_recorded_one() {
         for cluster in ["", "c1"] {
             let judged = |ours, recorded| claim(ours, cluster).judge(Some(&record(recorded, cluster)));
             assert_eq!(judged(3, 3), Ok(false));
@@ -158,17 +158,17 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_that_learns_its_cluster_continues_in_a_later_epoch() {
+    fn instance_without_a_recorded_cluster_continues_in_a_later_epoch() {
         assert_eq!(claim(5, "c1").judge(Some(&record(4, ""))), Ok(true));
         let same = claim(4, "c1").judge(Some(&record(4, "")));
         assert_eq!(same, Err(Refused::Superseded { recorded: 4, ours: 4 }));
     }
 
     #[test]
-    fn a_cluster_of_the_same_names_is_refused_until_a_person_adopts_its_pool() {
+    fn pool_of_another_cluster_is_refused_until_it_is_adopted() {
         let theirs = record(7, "c1");
         let Err(Refused::OtherOwner { key, .. }) = claim(9, "c2").judge(Some(&theirs)) else {
-            panic!("it is another's")
+            panic!("another cluster owns it")
         };
         let adopting = Claim { adopts: Some(key), ..claim(1, "c2") };
         assert_eq!(adopting.judge(Some(&theirs)), Ok(true));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_earlier_versions_are_read_and_what_makes_no_sense_is_an_error() {
+    fn records_of_earlier_versions_are_read_and_malformed_ones_rejected() {
         let pool = tempfile::tempdir().expect("a directory");
         assert_eq!(read(pool.path()).expect("nothing"), None);
         std::fs::create_dir(pool.path().join(".forebay")).expect("made");
@@ -206,10 +206,10 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_is_recorded_on_a_full_file_system() {
+    fn epoch_is_recorded_on_a_full_file_system() {
         // In this version's format, and in that of a version before slots.
         for plain in [false, true] {
-            let Some(disk) = Disk::new("an_epoch_is_recorded_on_a_full_file_system") else { return };
+            let Some(disk) = Disk::new("epoch_is_recorded_on_a_full_file_system") else { return };
             write(&disk.path(), &record(1, "")).expect("there is space");
             if plain {
                 let path = disk.path().join(".forebay/epoch");
@@ -226,8 +226,8 @@ mod tests {
 
     /// Tests a takeover after a crash with a log that was not replayed.
     #[test]
-    fn an_epoch_is_read_without_replaying_the_log() {
-        let Some(disk) = Disk::new("an_epoch_is_read_without_replaying_the_log") else { return };
+    fn epoch_is_read_without_replaying_the_log() {
+        let Some(disk) = Disk::new("epoch_is_read_without_replaying_the_log") else { return };
         write(&disk.path(), &record(6, "")).expect("recorded");
         disk.lose_power();
         write(&disk.path(), &record(7, "")).expect("recorded");

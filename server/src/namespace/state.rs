@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_that_is_not_confirmed_in_time_is_given_up() {
+    fn reservation_not_confirmed_in_time_is_overdue() {
         let state = State::new("p".into(), names(), 1, LIMIT);
         let at = Instant::now();
         state.confirm(at);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_reported_as_long_as_it_lasts() {
+    fn problems_are_reported_until_they_are_resolved() {
         let state = State::new("p".into(), names(), 2, LIMIT);
         let at = Instant::now();
         state.confirm(at);

@@ -360,10 +360,8 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_has_all_that_clients_see_and_shares_what_the_files_have() {
-        let Some(disk) = Disk::new("a_copy_has_all_that_clients_see_and_shares_what_the_files_have") else {
-            return;
-        };
+    fn copy_has_all_client_visible_contents_and_shares_extents() {
+        let Some(disk) = Disk::new("copy_has_all_client_visible_contents_and_shares_extents") else { return };
         let (source, target) = (disk.path().join("source"), disk.path().join("target"));
         fs::create_dir_all(source.join("a/b/c")).expect("made");
         fs::create_dir(&target).expect("made");
@@ -406,8 +404,8 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_ends_where_it_would_take_too_long_or_too_much() {
-        let Some(disk) = Disk::new("a_copy_ends_where_it_would_take_too_long_or_too_much") else { return };
+    fn copy_fails_at_its_deadline_and_depth_limit() {
+        let Some(disk) = Disk::new("copy_fails_at_its_deadline_and_depth_limit") else { return };
         let (source, target) = (disk.path().join("source"), disk.path().join("target"));
         fs::create_dir(&source).expect("made");
         for number in 0..10 {
@@ -429,8 +427,8 @@ mod tests {
     }
 
     #[test]
-    fn what_can_share_extents_is_found_out_without_a_trace() {
-        let Some(disk) = Disk::new("what_can_share_extents_is_found_out_without_a_trace") else { return };
+    fn probe_for_shared_extents_leaves_no_files() {
+        let Some(disk) = Disk::new("probe_for_shared_extents_leaves_no_files") else { return };
         assert!(shares_extents(open(&disk.path()).as_fd()).expect("asked"));
         assert_eq!(fs::read_dir(disk.path()).expect("listed").count(), 0);
         let memory = tempfile::tempdir_in("/dev/shm").expect("tmpfs");

@@ -39,13 +39,13 @@ fn record(id: &str, quota: Quota) -> Record {
 }
 
 #[test]
-fn a_missing_directory_is_named() {
+fn missing_directory_is_named_in_the_error() {
     let error = Pool::open(&section(Path::new("/nowhere/at/all"))).expect_err("missing").to_string();
     assert!(error.contains("/nowhere/at/all does not exist"), "{error}");
 }
 
 #[test]
-fn a_pool_that_must_be_there_is_not_made() {
+fn pool_that_must_exist_is_not_created() {
     let scratch = tempfile::tempdir().expect("a directory");
     let expected = PoolSection { create: true, existing: true, ..section(scratch.path()) };
     let error = Pool::open(&expected).expect_err("its disk is away").to_string();
@@ -65,7 +65,7 @@ fn two_servers_never_share_a_pool() {
 }
 
 #[test]
-fn volumes_outlive_the_server_and_a_damaged_one_harms_no_other() {
+fn volumes_survive_a_restart_despite_one_damaged_record() {
     let scratch = tempfile::tempdir().expect("a directory");
     let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
     let guid = pool.server_guid().expect("a guid");
@@ -82,7 +82,7 @@ fn volumes_outlive_the_server_and_a_damaged_one_harms_no_other() {
 }
 
 #[test]
-fn a_hard_quota_is_refused_where_none_can_be_enforced() {
+fn hard_quota_is_refused_on_tmpfs() {
     // tmpfs enforces no project quota.
     let scratch = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
@@ -92,7 +92,7 @@ fn a_hard_quota_is_refused_where_none_can_be_enforced() {
 }
 
 #[test]
-fn links_that_were_on_their_way_when_a_server_was_killed_are_removed() {
+fn temporary_links_of_a_killed_server_are_removed() {
     let scratch = tempfile::tempdir().expect("a directory");
     drop(Pool::open(&section(scratch.path())).expect("opened"));
     let left = scratch.path().join(".forebay/links/.forebay-link-7-0");
@@ -102,7 +102,7 @@ fn links_that_were_on_their_way_when_a_server_was_killed_are_removed() {
 }
 
 #[test]
-fn deletion_goes_on_after_a_kill_at_any_point() {
+fn deletion_resumes_after_a_kill_at_any_point() {
     let scratch = tempfile::tempdir().expect("a directory");
     let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
     for id in ["marked", "moved", "whole"] {
@@ -131,8 +131,8 @@ fn deletion_goes_on_after_a_kill_at_any_point() {
 }
 
 #[test]
-fn a_volume_of_a_pool_that_it_has_filled_is_deleted() {
-    let Some(disk) = Disk::new("a_volume_of_a_pool_that_it_has_filled_is_deleted") else { return };
+fn volume_that_filled_its_pool_can_be_deleted() {
+    let Some(disk) = Disk::new("volume_that_filled_its_pool_can_be_deleted") else { return };
     let (mut pool, _) = Pool::open(&section(&disk.path())).expect("opened");
     pool.create(record("full", Quota::None)).expect("made");
     pool.create(record("other", Quota::None)).expect("made");
@@ -142,7 +142,7 @@ fn a_volume_of_a_pool_that_it_has_filled_is_deleted() {
     let (mut pool, unserved) = Pool::open(&section(&disk.path())).expect("opened");
     assert!(unserved.is_empty(), "{unserved:?}");
     pool.predecessors(1).expect("noted, or not");
-    pool.delete("full").expect("the reserve is for that");
+    pool.delete("full").expect("the reserve has space for it");
     drop(pool);
     let (pool, unserved) = Pool::open(&section(&disk.path())).expect("opened");
     assert!(unserved.is_empty(), "{unserved:?}");
@@ -150,8 +150,8 @@ fn a_volume_of_a_pool_that_it_has_filled_is_deleted() {
 }
 
 #[test]
-fn a_pool_that_was_filled_before_there_was_a_directory_for_links_is_served() {
-    let name = "a_pool_that_was_filled_before_there_was_a_directory_for_links_is_served";
+fn full_pool_without_a_links_directory_is_served() {
+    let name = "full_pool_without_a_links_directory_is_served";
     let Some(disk) = Disk::new(name) else { return };
     let (mut pool, _) = Pool::open(&section(&disk.path())).expect("opened");
     pool.create(record("a", Quota::None)).expect("made");
@@ -209,7 +209,7 @@ fn replace_by_link(volume: &FsHandle, from: &str, to: &str) {
 }
 
 #[test]
-fn data_without_a_record_are_never_taken_over() {
+fn data_without_a_record_is_never_adopted() {
     let scratch = tempfile::tempdir().expect("a directory");
     let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
     std::fs::create_dir(pool.data_path("a")).expect("made");
@@ -221,7 +221,7 @@ fn data_without_a_record_are_never_taken_over() {
 }
 
 #[test]
-fn a_hard_quota_is_refused_where_nothing_enforces_it() {
+fn hard_quota_is_refused_without_project_quota() {
     let scratch = tempfile::tempdir().expect("a directory");
     let (mut pool, _) = Pool::open(&section(scratch.path())).expect("opened");
     assert!(!pool.enforces_quota(), "no temporary folder is mounted with project quota");
@@ -229,7 +229,7 @@ fn a_hard_quota_is_refused_where_nothing_enforces_it() {
 }
 
 #[test]
-fn a_hard_quota_holds_and_grows() {
+fn hard_quota_is_enforced_and_can_grow() {
     let Some(xfs) = forebay_testing::Xfs::new() else { return };
     quota::obey_limits().expect("as the daemon does");
     let (mut pool, _) = Pool::open(&section(&xfs.path())).expect("opened");

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_came_later_is_reported_until_there_is_a_node_to_open_it() {
+    fn device_added_later_is_reported_until_its_device_node_exists() {
         let root = tempfile::tempdir().expect("a directory");
         let appear = |node: &str, device: &str| {
             let folder = root.path().join(VERBS).join(node);
@@ -76,6 +76,6 @@ mod tests {
         // The same NIC under another number, as after a bus reset.
         fs::remove_dir_all(root.path().join(VERBS).join("uverbs0")).expect("there");
         appear("uverbs2", "mlx5_0");
-        assert!(later.devices().is_empty(), "it was there");
+        assert!(later.devices().is_empty(), "it was present at the start");
     }
 }

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn it_listens_where_a_port_is_up_and_clients_may_come() {
+    fn rdma_listeners_are_on_active_ports_of_the_tcp_addresses() {
         let inventory = Inventory {
             rdma: vec![
                 device("mlx5_0", Transport::InfiniBand, "ACTIVE", "eth1"),

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_to_close_delays_no_one_and_is_counted() {
+    fn slow_closes_are_counted_and_do_not_block_the_caller() {
         let closing = Closing::new().expect("a thread");
         let (reported, wait) = sync_channel(RDMA_CLOSING_MAX);
         closing.drop(Slow(wait));

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_peer_is_gone_after_its_time_and_sooner_where_others_wait() {
+    fn unacknowledging_peer_times_out_sooner_if_others_wait() {
         // An old acknowledgment is not held against the peer.
         let silent = |look| Outstanding { segments: 1, quiet: SECOND * (500 + look) };
         assert_eq!(looks(2, silent), BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() as u32);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_acknowledges_anything_is_there_however_slow_it_is() {
+    fn slow_peer_that_acknowledges_data_does_not_time_out() {
         let most = BREAK_UNACKNOWLEDGED_TIME_MAX.as_secs() as u32 - 1;
         let slow = |look| Outstanding { segments: 40, quiet: SECOND * (look % (most + 1)) };
         assert_eq!(looks(2, slow), 1000);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledged_break_is_no_reason_for_haste_any_more() {
+    fn acknowledged_break_restores_the_normal_timeout() {
         let mut watched = Unacknowledged::default();
         let now = Instant::now();
         watched.sending(2);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_reads_nothing_acknowledges_all_the_same() {
+    fn peer_that_does_not_read_still_acknowledges_data() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let mut ours = TcpStream::connect(listener.local_addr().expect("bound")).expect("connects");
         let (_theirs, _) = listener.accept().expect("a connection");

@@ -528,7 +528,7 @@ mod tests {
     use crate::limits::STALL_TIME_DEFAULT_MAX as TIME_MAX;
 
     #[test]
-    fn a_device_that_gets_nothing_done_is_noticed() {
+    fn stalled_rdma_device_is_detected() {
         let second = Duration::from_secs(1);
         let began = Instant::now();
         let mut progress = Progress::default();

@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_come_out_as_sent_however_they_are_cut() {
+    fn frames_are_reassembled_from_pieces_of_any_size() {
         let large: Vec<u8> = (0..100_000_u32).map(|i| (i % 251) as u8).collect();
         let mut sealed = large.clone();
         sealed[..4].copy_from_slice(SEALED);
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn only_time_in_which_the_server_receives_counts_for_a_frame() {
+    fn frame_timeout_counts_only_time_spent_receiving() {
         let began = Instant::now();
         let at = |seconds| began + Duration::from_secs(seconds);
         let mut rest = Rest::default();
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_without_a_buffer_waits_where_it_is() {
+    fn frame_without_a_buffer_waits_for_memory() {
         let account = Account::new(Group::new(1 << 20), 1 << 20);
         let mut memory = Allowance::new(BufferPool::new(1 << 20), account, Arc::new(|| ()));
         let held = memory.take(400 << 10).expect("memory");
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn the_data_of_a_write_lie_on_a_page() {
+    fn write_data_is_page_aligned() {
         let large = vec![1; 1 << 20];
         let mut sealed = large.clone();
         sealed[..4].copy_from_slice(SEALED);
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_beyond_the_limit_and_of_other_transports_are_refused() {
+    fn oversized_frames_and_other_transports_are_refused() {
         assert!(frames(&framed(&[0; 1001]), 100, 1000).is_err());
         assert_eq!(frames(&framed(&[0; 1000]), 100, 1000).expect("allowed").len(), 1);
         assert!(frames(b"\x81\0\0\x44 netbios", 100, 1000).is_err());
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_cut_off_by_the_end_is_dropped() {
+    fn incomplete_frame_at_the_end_is_dropped() {
         let whole = framed(&[7; 50_000]);
         assert!(frames(&whole[..40_000], 4096, 1 << 20).expect("well formed").is_empty());
         assert!(frames(&whole[..2], 4096, 1 << 20).expect("well formed").is_empty());

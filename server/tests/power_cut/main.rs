@@ -170,7 +170,7 @@ fn cut_everywhere(
     Ok(cuts)
 }
 
-fn nothing_acknowledged_is_lost(test: &str, engine: &'static str, durable: Durable) {
+fn assert_acknowledged_changes_survive(test: &str, engine: &'static str, durable: Durable) {
     let first = number("FOREBAY_POWER_CUT_SEED", SEED);
     for seed in first..first + number("FOREBAY_POWER_CUT_SEEDS", 1) {
         let Some(disk) = logged_disk(test) else { return };
@@ -195,21 +195,21 @@ fn nothing_acknowledged_is_lost(test: &str, engine: &'static str, durable: Durab
 }
 
 #[test]
-fn a_pool_that_is_written_through_keeps_every_acknowledged_change() {
-    let test = "a_pool_that_is_written_through_keeps_every_acknowledged_change";
+fn write_through_pool_keeps_every_acknowledged_change() {
+    let test = "write_through_pool_keeps_every_acknowledged_change";
     for engine in support::engines() {
-        nothing_acknowledged_is_lost(test, engine, Durable::AtReply);
+        assert_acknowledged_changes_survive(test, engine, Durable::AtReply);
     }
 }
 
 #[test]
-fn every_pool_keeps_what_was_flushed_and_renamed() {
-    let test = "every_pool_keeps_what_was_flushed_and_renamed";
-    nothing_acknowledged_is_lost(test, "auto", Durable::AtFlush);
+fn every_pool_keeps_flushed_writes_and_renames() {
+    let test = "every_pool_keeps_flushed_writes_and_renames";
+    assert_acknowledged_changes_survive(test, "auto", Durable::AtFlush);
 }
 
 #[test]
-fn a_workload_has_changes_of_every_kind() {
+fn workload_contains_every_kind_of_change() {
     let kinds =
         |durable| -> BTreeSet<_> { changes(SEED, CHANGES, durable).iter().map(Change::kind).collect() };
     let expected =
@@ -220,8 +220,8 @@ fn a_workload_has_changes_of_every_kind() {
 
 /// Checks that the tests above can fail: for each kind, they detect a change that is not durable when it is answered.
 #[test]
-fn a_change_that_was_not_durable_is_noticed() {
-    let Some(disk) = logged_disk("a_change_that_was_not_durable_is_noticed") else { return };
+fn change_that_is_not_durable_is_detected() {
+    let Some(disk) = logged_disk("change_that_is_not_durable_is_detected") else { return };
     // The pool promises less than the test requires.
     let (durable, mut served) = (Durable::AtReply, serve(&disk, "auto", false));
     let at = |name: &str| format!("{}\\{name}", DIRECTORIES[0]);
@@ -258,8 +258,8 @@ fn a_change_that_was_not_durable_is_noticed() {
 
 /// Checks that the second half of the tests above can fail, too: they check the state while a request is in progress.
 #[test]
-fn a_change_that_is_half_done_is_noticed() {
-    let Some(disk) = logged_disk("a_change_that_is_half_done_is_noticed") else { return };
+fn half_done_change_is_detected() {
+    let Some(disk) = logged_disk("half_done_change_is_detected") else { return };
     let (durable, mut served) = (Durable::AtReply, serve(&disk, "auto", true));
     let (name, other) = (format!("{}\\0", DIRECTORIES[0]), format!("{}\\0", DIRECTORIES[1]));
     let start = Files::default();
@@ -288,8 +288,8 @@ fn a_change_that_is_half_done_is_noticed() {
 }
 
 #[test]
-fn a_flush_that_the_disk_fails_is_never_acknowledged() {
-    let test = "a_flush_that_the_disk_fails_is_never_acknowledged";
+fn flush_that_fails_on_the_disk_is_never_acknowledged() {
+    let test = "flush_that_fails_on_the_disk_is_never_acknowledged";
     for engine in ["auto", "readiness"] {
         let Some(mut disk) = logged_disk(test) else { return };
         let mut served = serve(&disk, engine, false);

@@ -49,7 +49,7 @@ fn new(path: &str, kind: ObjectKind) -> OpenRequest {
 }
 
 #[test]
-fn a_descriptor_is_kept_and_goes_with_its_file() {
+fn security_descriptor_is_stored_and_follows_a_rename() {
     let mut f = Fixture::new();
     let (file, other) = (f.file("a"), f.file("b"));
     assert_eq!(f.descriptor(&file), None);
@@ -72,7 +72,7 @@ fn a_descriptor_is_kept_and_goes_with_its_file() {
 }
 
 #[test]
-fn the_longest_lists_are_kept_where_the_file_system_has_room() {
+fn long_acls_are_stored_if_the_file_system_has_room() {
     let f = Fixture::new();
     let file = f.file("a");
     // More than the first read returns, less than a block of ext4.
@@ -88,7 +88,7 @@ fn the_longest_lists_are_kept_where_the_file_system_has_room() {
 }
 
 #[test]
-fn damage_grants_nothing() {
+fn damaged_security_descriptor_grants_no_access() {
     let f = Fixture::new();
     f.set_descriptor(&f.file("a"), Some(everyone(READ)));
     let none = rustix::fs::XattrFlags::empty();
@@ -99,7 +99,7 @@ fn damage_grants_nothing() {
 }
 
 #[test]
-fn what_is_new_inherits_or_has_what_it_was_given_before_it_has_its_name() {
+fn new_files_inherit_a_descriptor_or_get_the_requested_one() {
     let f = Fixture::new();
     let directory = f.directory("d");
     f.set_descriptor(&directory, Some(passed_on(READ)));
@@ -111,7 +111,7 @@ fn what_is_new_inherits_or_has_what_it_was_given_before_it_has_its_name() {
         assert_eq!(own, inherited, "{path}");
         assert_eq!(f.open(new(path, kind)).err(), Some(NtStatus::OBJECT_NAME_COLLISION), "{path}");
     }
-    assert_eq!(f.names("d"), ["directory", "file"], "nothing is left of the way there");
+    assert_eq!(f.names("d"), ["directory", "file"], "no temporary names remain");
     // Without an inheritable descriptor, the file has none.
     assert_eq!(f.open(new("plain", ObjectKind::File)).expect("made").descriptors, None);
     // A descriptor in the request, in a volume that has none yet.
@@ -132,7 +132,7 @@ fn what_is_new_inherits_or_has_what_it_was_given_before_it_has_its_name() {
 const OWNER: Owner = Owner { uid: 0, gid: 0 };
 
 #[test]
-fn a_directory_lets_add_what_its_list_allows() {
+fn directory_acl_limits_which_children_can_be_added() {
     let f = Fixture::new();
     let of = |path, mask| {
         let directory = f.directory(path);
@@ -158,7 +158,7 @@ fn a_directory_lets_add_what_its_list_allows() {
 }
 
 #[test]
-fn a_file_is_replaced_where_its_list_or_that_of_its_directory_allows_its_deletion() {
+fn replacing_a_file_requires_delete_or_delete_child_access() {
     let f = Fixture::new();
     let directory = f.directory("d");
     let (target, source) = (f.file("d/target"), f.file("source"));

@@ -5,7 +5,7 @@ use forebay_smb::short_name;
 use super::*;
 
 #[test]
-fn short_names_stand_for_names_where_that_is_clear() {
+fn short_names_resolve_to_long_names_unless_ambiguous() {
     let f = Fixture::new();
     let make = |path: &str, kind| {
         f.open(OpenRequest { mode: OpenMode::New, kind, ..request(path) }).expect("made");

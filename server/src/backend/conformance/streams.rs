@@ -41,7 +41,7 @@ impl Fixture {
 }
 
 #[test]
-fn streams_are_found_and_made_with_their_file() {
+fn opening_a_stream_can_create_it_and_its_file() {
     let f = Fixture::new();
     let open = |mode| f.open_stream("a", "s", mode);
     assert_eq!(open(OpenMode::Existing).err(), Some(NtStatus::OBJECT_NAME_NOT_FOUND), "no file");
@@ -67,7 +67,7 @@ fn streams_are_found_and_made_with_their_file() {
 }
 
 #[test]
-fn contents_of_streams_are_their_own() {
+fn streams_have_contents_separate_from_the_file() {
     let f = Fixture::new();
     let file = f.file("a");
     f.write(&file, 0, b"the file's").expect("written");
@@ -95,7 +95,7 @@ fn contents_of_streams_are_their_own() {
 }
 
 #[test]
-fn a_stream_has_a_longest_size() {
+fn stream_size_is_limited() {
     let f = Fixture::new();
     let stream = f.stream("a", "s");
     for (offset, bytes) in [(65_535, &b"x"[..]), (u64::MAX - 1, b"x")] {
@@ -116,7 +116,7 @@ fn a_stream_has_a_longest_size() {
 }
 
 #[test]
-fn a_file_has_no_more_streams_than_can_be_listed() {
+fn number_of_streams_is_limited_to_what_can_be_listed() {
     let f = Fixture::new();
     let file = f.file("a");
     let open = |number| f.open_stream("a", &format!("{number:0200}"), OpenMode::New);
@@ -130,7 +130,7 @@ fn a_file_has_no_more_streams_than_can_be_listed() {
 }
 
 #[test]
-fn streams_go_with_their_file_or_alone() {
+fn streams_follow_their_file_and_can_be_removed_alone() {
     let f = Fixture::new();
     let file = f.file("a");
     let (one, two) = (f.stream("a", "one"), f.stream("a", "two"));
@@ -179,7 +179,7 @@ fn streams_are_renamed_within_their_file() {
 }
 
 #[test]
-fn attributes_are_those_of_the_file() {
+fn stream_attributes_are_those_of_the_file() {
     let f = Fixture::new();
     let file = f.file("a");
     let stream = f.stream("a", "s");
@@ -197,7 +197,7 @@ fn attributes_are_those_of_the_file() {
 }
 
 #[test]
-fn streams_are_stored_as_samba_does() {
+fn streams_are_stored_in_sambas_xattr_format() {
     let f = Fixture::new();
     let stream = f.stream("a", "Zone.Identifier");
     f.write(&stream, 0, b"[ZoneTransfer]").expect("written");
@@ -207,7 +207,7 @@ fn streams_are_stored_as_samba_does() {
 }
 
 #[test]
-fn copies_lead_into_streams_and_out_of_them() {
+fn copy_range_works_to_and_from_streams() {
     let f = Fixture::new();
     let file = f.file("a");
     f.write(&file, 0, b"0123456789").expect("written");
@@ -233,7 +233,7 @@ fn copies_lead_into_streams_and_out_of_them() {
 }
 
 #[test]
-fn changes_of_one_stream_do_not_get_lost() {
+fn concurrent_writes_to_one_stream_are_not_lost() {
     let f = Fixture::new();
     f.stream("a", "s");
     std::thread::scope(|scope| {

@@ -409,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_attribute_round_trips_and_damage_is_ignored() {
+    fn dos_attribute_round_trips_and_damaged_values_are_ignored() {
         let dos = Dos { attributes: READONLY | HIDDEN, creation: 0x0123_4567_89ab_cdef, reparse: None };
         let bytes = dos.encode();
         assert_eq!(Dos::parse(&bytes), Some(dos));

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cold_is_read_past_the_page_cache_and_what_is_cached_or_dirty_is_not() {
+    fn only_uncached_clean_ranges_are_read_directly() {
         let (_scratch, by_name, opened) = made();
         assert!(!opened.direct_is_prepared());
         assert_eq!(opened.direct_length(0, MIB, MIB), None, "just written");
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn only_large_aligned_reads_that_fit_go_past_the_page_cache() {
+    fn only_large_aligned_reads_that_fit_the_buffer_are_direct() {
         let (_scratch, by_name, opened) = made();
         if !can_be_tried(&by_name, &opened) {
             return;
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_a_name_is_read_all_the_same_and_a_directory_is_not() {
+    fn unlinked_file_is_read_directly_and_a_directory_is_not() {
         let (scratch, by_name, opened) = made();
         std::fs::remove_file(scratch.path().join("f")).expect("removed");
         std::fs::write(scratch.path().join("f"), vec![8; MIB]).expect("another of that name");

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_the_server_and_of_other_namespaces_are_not_served() {
+    fn internal_xattrs_and_other_namespaces_are_not_served() {
         assert_eq!(served(c"user.a"), Some(&b"a"[..]));
         assert_eq!(served(c"user.Forebay.x"), Some(&b"Forebay.x"[..]));
         let others = [c"user.", c"security.selinux", c"trusted.a", c"user.gr\xc3\xbcn"];
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_as_long_as_the_file_systems_allow() {
+    fn ea_names_are_checked_for_length_and_reserved_prefixes() {
         assert_eq!(key(b"a").as_deref(), Ok(c"user.a"));
         assert!(key(&[b'n'; 250]).is_ok());
         assert_eq!(key(&[b'n'; 251]), Err(NtStatus::INVALID_EA_NAME));
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_taken_apart() {
+    fn xattr_list_is_split_into_names() {
         let list: Vec<_> = keys(b"user.a\0user.b\0").collect();
         assert_eq!(list, [c"user.a", c"user.b"]);
         assert_eq!(keys(b"").count(), 0);

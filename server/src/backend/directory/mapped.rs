@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_file_is_mapped_once_it_has_been_read_often() {
+    fn small_file_is_mapped_after_repeated_reads() {
         const SMALL: usize = 100_000;
         let (_scratch, _by_name, opened) = made(SMALL);
         for _ in 0..MAPPED_FILE_BYTES_MIN.div_ceil(SMALL) {
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_cached_is_not_sent_from_a_mapping() {
+    fn uncached_ranges_are_not_sent_from_a_mapping() {
         let (_scratch, by_name, opened) = made(SIZE);
         assert!(opened.mapped_read(0, 100_000).is_some());
         by_name.sync_all().expect("synced");
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_cut_off_is_copied_with_zeros_in_place_of_what_it_had() {
+    fn truncated_file_is_sent_as_a_copy_padded_with_zeros() {
         let (_scratch, by_name, opened) = made(SIZE);
         let read = opened.mapped_read(0, SIZE as u32).expect("cached");
         by_name.set_len(100_000).expect("shorter");
@@ -473,14 +473,14 @@ mod tests {
     }
 
     #[test]
-    fn files_of_any_length_take_no_more_addresses_than_the_limit() {
+    fn file_beyond_the_address_space_limit_is_not_mapped() {
         let (_scratch, by_name, opened) = made(SIZE);
         by_name.set_len(2 * MAPPED_BYTES_MAX as u64).expect("sparse");
         assert!(opened.mapped_read(0, 100_000).is_none(), "copied");
     }
 
     #[test]
-    fn a_mapping_outlives_the_handle_until_all_is_sent() {
+    fn mapping_outlives_the_handle_until_its_data_is_sent() {
         let (scratch, _by_name, opened) = made(SIZE);
         let read = opened.mapped_read(0, 100_000).expect("cached");
         let mapping = Arc::downgrade(&read.mapping);

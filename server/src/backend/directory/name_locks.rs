@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_of_one_group_are_locked_once_and_others_do_not_wait() {
+    fn directories_sharing_a_lock_take_it_once_and_others_do_not_wait() {
         let locks = NameLocks::default();
         let key = |ino| FileKey { dev: 0, ino, stream: 0 };
         drop(locks.of_both(key(1), key(1)));

@@ -271,7 +271,7 @@ mod tests {
 
     /// The kernel reports a lost write once per descriptor, and the next fsync succeeds.
     #[test]
-    fn no_flush_of_a_handle_succeeds_after_one_has_failed() {
+    fn every_flush_of_a_handle_fails_after_the_first_failure() {
         let scratch = tempfile::tempdir().expect("a directory");
         std::fs::write(scratch.path().join("file"), "data").expect("written");
         let volume = Volume::open(scratch.path()).expect("a volume").handle();

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_the_kernel_knows_to_be_missing_is_answered_without_another_thread() {
+    fn lookup_of_a_cached_missing_name_needs_no_other_thread() {
         let scratch = tempfile::tempdir().expect("a directory");
         std::fs::create_dir_all(scratch.path().join("a/b")).expect("free");
         std::fs::write(scratch.path().join("file"), "").expect("free");

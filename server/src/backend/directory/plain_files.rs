@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_remembered_as_it_was() {
+    fn cache_hit_requires_an_unchanged_file() {
         let files = PlainFiles::new();
         files.insert(moment(7, 100), at(102));
         assert!(files.contains(&moment(7, 100)));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_changed_lately_or_later_than_now_is_not_remembered() {
+    fn recent_and_future_change_times_are_not_cached() {
         let files = PlainFiles::new();
         for now in [101, 100, 50] {
             files.insert(moment(7, 100), at(now));
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_so_many_and_no_more() {
+    fn number_of_cached_files_is_limited() {
         let files = PlainFiles::new();
         let count = PLAIN_FILES_MAX as u64;
         (0..count).for_each(|ino| files.insert(moment(ino, 1), at(10)));

@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_system_without_project_quota_says_so() {
+    fn missing_project_quota_is_detected() {
         // tmpfs has no project quota on any kernel; every Linux test machine has /dev/shm.
         let shm = std::fs::File::open("/dev/shm").expect("/dev/shm");
         assert!(!enforced(shm.as_fd()));

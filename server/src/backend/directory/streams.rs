@@ -413,7 +413,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_that_samba_gives() {
+    fn stream_xattr_names_match_samba() {
         let name = StreamName::new("Zone.Identifier").expect("a name");
         assert_eq!(key_of(&name).as_deref(), Ok(c"user.DosStream.Zone.Identifier:$DATA"));
         assert_eq!(name_of(c"user.DosStream.Zone.Identifier:$DATA"), Some(name));
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_at_most_as_long_as_an_attribute() {
+    fn stream_length_is_limited_to_an_xattr_value() {
         assert_eq!(end_of(65_535, 0), Ok(65_535));
         assert_eq!(end_of(65_535, 1), Err(NtStatus::FILE_SYSTEM_LIMITATION));
         assert_eq!(end_of(u64::MAX, 1), Err(NtStatus::FILE_SYSTEM_LIMITATION));

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ways_read_the_same() {
+    fn both_xattr_read_paths_return_the_same_results() {
         let scratch = tempfile::tempdir().expect("a directory");
         let path = scratch.path().join("file");
         std::fs::write(&path, b"").expect("written");
