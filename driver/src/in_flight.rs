@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_calls_is_bounded() {
+    fn number_of_calls_in_flight_is_bounded() {
         let in_flight = InFlight::default();
         let claims: Vec<_> =
             (0..IN_FLIGHT_MAX).map(|i| in_flight.claim(&i.to_string()).expect("room")).collect();

@@ -85,7 +85,7 @@ mod tests {
     use crate::placement::tests::{pool, ready, unlimited, wanted};
 
     #[test]
-    fn volumes_made_at_once_are_spread() {
+    fn concurrently_created_volumes_are_spread() {
         let ledger = Ledger::default();
         let candidates = || vec![ready(0, 0, &[pool("a", 11, 0)]), ready(1, 0, &[pool("a", 10, 0)])];
         let placements: Vec<Placement> =
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_without_quota_are_spread_one_after_the_other() {
+    fn volumes_without_quota_alternate_between_instances() {
         let ledger = Ledger::default();
         let candidates = || vec![ready(0, 0, &[unlimited("a", 11)]), ready(1, 0, &[unlimited("a", 10)])];
         let instances: Vec<String> = (0..4)

@@ -205,7 +205,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_roomiest_pool_that_fits_is_chosen() {
+    fn pool_with_the_most_room_is_chosen() {
         let fast = || Wanted { backend: Some("fast"), ..wanted(1) };
         let place = |n: u32, pool: &str| Some((format!("c-{n}"), pool.to_owned()));
         for (what, candidates, wanted, expected) in [
@@ -295,7 +295,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_is_missing() {
+    fn refusal_names_the_missing_capacity_or_backend() {
         let fast = Wanted { backend: Some("fast"), ..wanted(1) };
         for (candidates, wanted, message) in [
             (vec![], wanted(1), "it has no instance yet"),
@@ -329,7 +329,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_pool_takes_only_volumes_with_its_kind_of_quota() {
+    fn pool_takes_only_volumes_of_its_quota_kind() {
         let (hard, none) = (pool("a", 90, 0), unlimited("a", 90));
         for (pool, quota, gib) in [
             (&hard, Quota::Unspecified, 90),

@@ -7,7 +7,7 @@ use forebay_inventory::{Kernel, Presence};
 use tree::read;
 
 #[test]
-fn local_drives_are_found_and_those_in_use_are_marked() {
+fn nvme_drives_are_found_and_marked_if_in_use() {
     let inventory = read(&[include_str!("trees/nvme.tree")]);
     let rows: Vec<_> = inventory
         .nvme
@@ -48,7 +48,7 @@ fn debian(cifs_needs: &str) -> String {
 const NLS: &str = "kernel/fs/smb/common/cifs_md4.ko.xz";
 
 #[test]
-fn facts_of_a_kernel_are_reported() {
+fn kernel_facts_are_reported() {
     let inventory = read(&[&debian(NLS)]);
     assert_eq!(
         inventory.kernel,
@@ -68,7 +68,7 @@ fn facts_of_a_kernel_are_reported() {
 }
 
 #[test]
-fn smb_direct_is_reported_only_if_something_proves_it() {
+fn smb_direct_support_is_reported_only_with_evidence() {
     let with = |extra: &str| read(&[&debian(NLS), extra]).kernel.cifs_smb_direct;
     let needing = |needs: &str| read(&[&debian(needs)]).kernel.cifs_smb_direct;
     use Presence::{No, Unknown, Yes};
@@ -108,7 +108,7 @@ fn smb_direct_is_reported_only_if_something_proves_it() {
 }
 
 #[test]
-fn io_uring_can_be_switched_off() {
+fn io_uring_support_follows_sysctl_and_kernel_config() {
     let of = |tree: &str| read(&["proc/sys/kernel/osrelease\t6.1\n", tree]).kernel.io_uring;
     assert_eq!(of("proc/sys/kernel/io_uring_disabled\t0\n"), Presence::Yes);
     assert_eq!(of("proc/sys/kernel/io_uring_disabled\t1\n"), Presence::No);
@@ -119,7 +119,7 @@ fn io_uring_can_be_switched_off() {
 }
 
 #[test]
-fn the_host_that_runs_this_test_can_be_read() {
+fn test_host_can_be_read() {
     let inventory = forebay_inventory::Host::at("/").read();
     assert!(inventory.kernel.release.is_some());
     assert!(inventory.netdevs.iter().any(|n| n.name == "lo" && n.mtu > 0), "{:?}", inventory.netdevs);
