@@ -320,7 +320,7 @@ mod tests {
     fn epoch_is_raised_once_and_never_lowered() {
         let pods = [pod("main-0", JSON)];
         let record: BTreeMap<String, String> = [("main-0.epoch".to_owned(), "8".to_owned())].into();
-        assert!(plan(&cluster(1), &record, &pods, None, None).expect("a plan").is_empty(), "it is under way");
+        assert!(plan(&cluster(1), &record, &pods, None, None).expect("a plan").is_empty(), "in progress");
         assert!(plan(&cluster(12), &BTreeMap::new(), &pods, None, None).expect("a plan").is_empty());
         let lower = plan(&cluster(12), &BTreeMap::new(), &[], Some("main-0"), Some(5)).expect("a plan");
         assert!(lower.is_empty(), "regardless of other arguments");

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_attributes_are_invalid_arguments() {
+    fn invalid_attributes_are_invalid_arguments() {
         for pair in [
             ("bytesPerSecond", "1Ki"),
             ("bytesPerSecond", "-1"),

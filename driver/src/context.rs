@@ -151,6 +151,6 @@ mod tests {
         assert!(context(&[("server", "h/x"), ("share", "s")]).is_err());
         assert!(context(&[("server", "h"), ("share", "s"), ("protection", "x")]).is_err());
         assert!(context(&[("server", "h"), ("share", "s"), ("transport", "x")]).is_err());
-        assert_eq!(context(&good).expect("an old one").transport, Transport::Auto);
+        assert_eq!(context(&good).expect("without a transport").transport, Transport::Auto);
     }
 }

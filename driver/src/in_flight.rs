@@ -63,7 +63,7 @@ mod tests {
         let claims: Vec<_> =
             (0..IN_FLIGHT_MAX).map(|i| in_flight.claim(&i.to_string()).expect("room")).collect();
         let error = in_flight.claim("more").expect_err("no room");
-        assert!(!error.is_final(), "nothing that is under way is given up for it");
+        assert!(!error.is_final(), "the caller may retry");
         assert_eq!(tonic::Status::from(error).code(), tonic::Code::Unavailable);
         drop(claims);
         assert_eq!(code(in_flight.claim("more")), tonic::Code::Ok);

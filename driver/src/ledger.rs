@@ -94,9 +94,9 @@ mod tests {
         assert_eq!(on_first, 11 - 1, "10 on each, and the last GiB is left on the first");
         let last = ledger.place(candidates(), wanted(1)).expect("room");
         assert_eq!(last.place.instance, "c-0");
-        assert!(ledger.place(candidates(), wanted(1)).is_err(), "all is promised");
+        assert!(ledger.place(candidates(), wanted(1)).is_err(), "all room is reserved");
         drop(placements);
-        assert!(ledger.place(candidates(), wanted(9)).is_ok(), "calls that ended are in the pools' numbers");
+        assert!(ledger.place(candidates(), wanted(9)).is_ok(), "finished calls hold no reservation");
     }
 
     #[test]
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ledger_is_bounded() {
+    fn ledger_is_bounded() {
         let ledger = Ledger::default();
         let unlimited = unlimited("a", 1);
         for _ in 0..=LEDGER_ENTRIES_MAX {

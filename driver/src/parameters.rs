@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_refused() {
+    fn invalid_parameter_values_are_refused() {
         let long = "x".repeat(5000);
         for pair in [
             ("pool", ""),

@@ -155,13 +155,13 @@ async fn failed_requests_leave_no_volume_or_record() {
     }
     assert_eq!((town.volumes().await, town.records().await), (vec![0], 0));
 
-    // Nor does a record stay if its instance lacks the room: another instance may have it.
+    // A record is also removed if its instance lacks the room: another instance may have it.
     town.write_record("pvc-1", "c-0", PASSWORD).await;
     let status = town.create(create("pvc-1", 1 << 60)).await.expect_err("an exbibyte");
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     assert_eq!((town.volumes().await, town.records().await), (vec![0], 0));
 
-    // Nor while no instance could have it.
+    // The same applies while no instance is ready.
     town.statuses[0].phase = InstancePhase::NotReady;
     town.statuses[0].message = "its pod does not start: ImagePullBackOff".into();
     town.write_status().await;
@@ -246,7 +246,7 @@ async fn volumes_are_spread_and_found_on_every_instance() {
 
     // A list without the volumes of an instance would imply that they are gone.
     town.instances[1].kill();
-    let status = town.list(0, "").await.expect_err("one is away");
+    let status = town.list(0, "").await.expect_err("an instance is down");
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.message().contains("c-1"), "{status}");
     let capacity = town.controller.get_capacity(ask(&[("cluster", CLUSTER)])).await.unwrap().into_inner();
@@ -262,7 +262,7 @@ async fn create_volume_resumes_after_a_controller_crash() {
     town.write_record("pvc-1", "c-1", PASSWORD).await;
     town.instances[1].kill();
     for _ in 0..2 {
-        let status = town.create(create("pvc-1", MIB)).await.expect_err("its instance is away");
+        let status = town.create(create("pvc-1", MIB)).await.expect_err("the instance is down");
         assert_eq!(status.code(), Code::Unavailable, "{status}");
         assert!(status.message().contains("c-1"), "{status}");
     }
@@ -367,14 +367,14 @@ async fn stale_records_are_replaced_and_orphaned_volumes_are_kept() {
 
     town.clusters().delete(CLUSTER, &DeleteParams::default()).await.unwrap();
     let delete = DeleteVolumeRequest { volume_id: volume.volume_id.clone(), ..Default::default() };
-    let status = town.controller.delete_volume(delete).await.expect_err("data are left");
+    let status = town.controller.delete_volume(delete).await.expect_err("the cluster is deleted");
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
     assert!(status.message().contains("forebay-pvc-1"), "{status}");
     assert!(status.message().contains(names::FINALIZER_VOLUME), "{status}");
     town.secrets().delete("forebay-pvc-1", &DeleteParams::default()).await.unwrap();
     let given_up = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
     town.secrets().patch("forebay-pvc-1", &PatchParams::default(), &given_up).await.unwrap();
-    assert_eq!(town.delete(&volume.volume_id).await, Code::Ok, "given up");
+    assert_eq!(town.delete(&volume.volume_id).await, Code::Ok, "its record is removed");
 }
 
 #[tokio::test]
@@ -387,7 +387,7 @@ async fn a_secret_lives_as_long_as_its_volume() {
     let marked = town.record("pvc-1").await.expect("the volume is there");
     assert!(marked.metadata.deletion_timestamp.is_some());
     assert_eq!(marked.data, before.data);
-    assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume, "the volume is still this one");
+    assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume, "it is the same volume");
     assert_eq!(town.delete(&volume.volume_id).await, Code::Ok);
     assert!(town.record("pvc-1").await.is_none());
 
@@ -489,7 +489,7 @@ async fn orphaned_record_does_not_block_instance_or_cluster_removal() {
     town.write_record("pvc-2", "c-1", PASSWORD).await;
     town.statuses[1].phase = InstancePhase::Removing;
     town.write_status().await;
-    let status = town.create(create("pvc-2", MIB)).await.expect_err("it goes");
+    let status = town.create(create("pvc-2", MIB)).await.expect_err("it is being removed");
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(town.record("pvc-2").await.is_none());
     assert_eq!(town.create(create("pvc-2", MIB)).await.unwrap().volume_id, "c-0/pvc-2");
@@ -515,7 +515,7 @@ async fn orphaned_record_does_not_block_instance_or_cluster_removal() {
     let status = town.create(create("pvc-3", MIB)).await.expect_err("it is being deleted");
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
     assert!(town.record("pvc-3").await.is_none());
-    assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume, "what is there is there");
+    assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume, "existing volumes are kept");
     assert_eq!((town.volumes().await.iter().sum::<usize>(), town.records().await), (2, 2));
 }
 
@@ -545,8 +545,8 @@ async fn volumes_created_during_an_instance_removal_have_counted_records() {
         }
     }
     let made = town.instances[1].volumes().await;
-    assert!(made.iter().all(|share| counted.contains(share)), "{made:?} are there, counted were {counted:?}");
-    // Every volume that was given up finds a place.
+    assert!(made.iter().all(|share| counted.contains(share)), "created {made:?}, counted {counted:?}");
+    // Every volume that was refused can be created now.
     for n in 0..CLAIMS {
         town.create(create(&format!("pvc-{n}"), MIB)).await.unwrap();
     }
@@ -577,7 +577,7 @@ async fn renewed_certificate_is_used_without_a_restart() {
         // Both authorities, as while one replaces the other.
         town.write_certificate(&good, &format!("{other}{pem}")).await;
         let repaired = controller.create_volume(create("pvc-1", MIB)).await;
-        assert_eq!(code(repaired), Code::Ok, "{what}, and then a good one");
+        assert_eq!(code(repaired), Code::Ok, "{what}, then a valid one");
     }
     // Without any certificate.
     town.secrets().delete(&names::driver_secret(CLUSTER), &DeleteParams::default()).await.unwrap();

@@ -1,4 +1,4 @@
-//! The controller's process with an admin API that does what it is asked to.
+//! The controller's process with an admin API that the test controls.
 #![allow(clippy::unwrap_used)]
 
 mod peer;
@@ -47,7 +47,7 @@ async fn a_second_call_for_a_volume_is_aborted_while_the_first_waits() {
     let mut first = world.controller.clone();
     let first = tokio::spawn(async move { first.create_volume(create("pvc-1", MIB)).await });
     eventually(&mut driver, || async { if peer.waiting() == 1 { Ok(()) } else { Err("not yet") } }).await;
-    let status = world.create(create("pvc-1", MIB)).await.expect_err("under way");
+    let status = world.create(create("pvc-1", MIB)).await.expect_err("in progress");
     assert_eq!(status.code(), Code::Aborted, "{status}");
     let delete = DeleteVolumeRequest { volume_id: "pvc-1".into(), ..Default::default() };
     assert_eq!(code(world.controller.delete_volume(delete).await), Code::Aborted);

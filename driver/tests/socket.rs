@@ -58,7 +58,7 @@ async fn controller_reports_its_capabilities_and_exits_cleanly() {
     assert_eq!(probe.ready, Some(false));
 
     let status = NodeClient::new(channel).node_get_info(NodeGetInfoRequest {}).await.unwrap_err();
-    assert_eq!(status.code(), Code::Unimplemented, "a controller is no node");
+    assert_eq!(status.code(), Code::Unimplemented, "the node service is not served");
 
     assert!(driver.terminate().await.success());
     assert!(!dir.path().join("csi.sock").exists());
@@ -75,11 +75,11 @@ async fn node_reports_its_id_and_capabilities() {
     let capabilities = node.node_get_capabilities(NodeGetCapabilitiesRequest {}).await.unwrap().into_inner();
     assert_eq!(capabilities.capabilities.len(), 6);
     let status = ControllerClient::new(channel).create_volume(create()).await.unwrap_err();
-    assert_eq!(status.code(), Code::Unimplemented, "a node is no controller");
+    assert_eq!(status.code(), Code::Unimplemented, "the controller service is not served");
 }
 
 #[tokio::test]
-async fn bad_requests_are_refused_with_a_reason() {
+async fn invalid_requests_are_refused_with_the_cause() {
     let dir = tempfile::tempdir().unwrap();
     let mut driver = start_driver(dir.path(), "controller", &[]);
     let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
@@ -141,7 +141,7 @@ async fn bad_requests_are_refused_with_a_reason() {
     let status = controller.delete_volume(DeleteVolumeRequest::default()).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     let impossible = DeleteVolumeRequest { volume_id: "No/Such".into(), ..Default::default() };
-    controller.delete_volume(impossible).await.expect("what cannot exist is deleted");
+    controller.delete_volume(impossible).await.expect("an impossible id counts as deleted");
     let expand = ControllerExpandVolumeRequest { volume_id: "v".into(), ..Default::default() };
     let status = controller.controller_expand_volume(expand).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");

@@ -79,7 +79,7 @@ fn smb_direct_support_is_reported_only_with_evidence() {
         Yes
     );
     assert_eq!(needing("kernel/fs/smb/common/smbdirect/smbdirect.ko.xz"), Yes);
-    // The loaded one counts more than the one on disk.
+    // The loaded module takes precedence over the one on disk.
     assert_eq!(with("proc/fs/cifs/DebugData\tx\nproc/fs/cifs/smbd_max_send_size\t1364\n"), Yes);
     assert_eq!(with("proc/fs/cifs/DebugData\tx\nproc/fs/cifs/LookupCacheEnabled\t1\n"), No);
     let base = debian(NLS);
@@ -91,7 +91,7 @@ fn smb_direct_support_is_reported_only_with_evidence() {
     assert_eq!(loaded("smbdirect 1 1 cifs, Live 0x0\\ncifs 1 2 - Live 0x0"), Yes);
     assert_eq!(loaded("rdma_cm 1 1 nvme_rdma, Live 0x0\\ncifs 1 2 - Live 0x0"), No);
 
-    // cifs in the kernel itself: only the configuration tells.
+    // cifs is built in: only the configuration shows whether SMB Direct is supported.
     let built_in = "proc/sys/kernel/osrelease\t6.12\nlib/modules/6.12/modules.dep\tkernel/a.ko:\n\
         lib/modules/6.12/modules.builtin\tkernel/fs/smb/client/cifs.ko\n";
     let config = |text: &str| read(&[built_in, &format!("boot/config-6.12\t{text}")]).kernel;
@@ -101,7 +101,7 @@ fn smb_direct_support_is_reported_only_with_evidence() {
     assert_eq!(config("CONFIG_MMU=y\\n# CONFIG_CIFS_SMB_DIRECT is not set").cifs_smb_direct, No);
     assert_eq!(config("").cifs_smb_direct, Unknown);
 
-    // Nothing to go by.
+    // No evidence.
     assert_eq!(read(&["proc/sys/kernel/osrelease\t6.12\n"]).kernel.cifs, Unknown);
     assert_eq!(read(&["proc/sys/kernel/osrelease\t6.12\n"]).kernel.cifs_smb_direct, Unknown);
     assert_eq!(read(&["proc/filesystems\tnodev\\tcifs\\n"]).kernel.cifs, Yes);

@@ -48,10 +48,10 @@ fn missing_files_and_directories_in_their_place_are_tolerated() {
             let content = fs::read(&path).unwrap();
             fs::remove_file(&path).unwrap();
             let without = Host::at(dir.path()).read();
-            // One device at most is gone: the one with an unknown type or transport.
+            // At most one device is missing: the one with an unknown type or transport.
             assert!(without.rdma.len() + 1 >= whole.rdma.len(), "{}", path.display());
             assert!(without.nvme.len() + 1 >= whole.nvme.len(), "{}", path.display());
-            assert_eq!(without.oddities, [], "what is missing is not odd: {}", path.display());
+            assert_eq!(without.oddities, [], "a missing file is no oddity: {}", path.display());
             fs::create_dir(&path).unwrap();
             let instead = Host::at(dir.path()).read();
             assert!(instead.rdma.len() + 1 >= whole.rdma.len(), "{}", path.display());
@@ -118,7 +118,7 @@ fn pipe_in_place_of_a_file_does_not_block_the_reader() {
 fn network_device_names_cannot_escape_the_tree() {
     let hostile = TREES[5].replace("\teth1", "\t../../../../etc");
     let inventory = read(&[&hostile]);
-    // What the hostile texts would have reported is worked out otherwise.
+    // The name is derived from another source than the hostile text.
     assert_eq!(inventory.rdma[0].ports[0].netdevs, ["eth1"]);
 }
 
@@ -179,7 +179,7 @@ proptest! {
     }
 }
 
-/// Bytes of any kind, and numbers and texts at the edges of what belongs there.
+/// Arbitrary bytes, and numbers and texts near the limits of the expected formats.
 fn content() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         prop::collection::vec(any::<u8>(), 0..64),

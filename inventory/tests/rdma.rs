@@ -195,7 +195,7 @@ fn port_is_usable_with_an_active_link_and_network_device() {
     assert_eq!((found.netdev.as_deref(), found.mtu, found.unusable), (Some("enp129s0f0np0"), 4200, None));
     assert_eq!(found.addresses, ["10.1.0.3", "fd00::3"].map(|a| a.parse::<IpAddr>().unwrap()));
 
-    // Where only the VLAN has an address, connections go by it.
+    // If only the VLAN has an address, connections use it.
     let found = assessed(&roce, "mlx5_0", 0, &addresses(&[("storage.40", "10.40.0.3")]));
     assert_eq!((found.netdev.as_deref(), found.unusable), (Some("storage.40"), None));
 
@@ -239,7 +239,7 @@ fn soft_roce_devices_captured_from_a_kernel_are_read() {
     let usable = |name| assessed(&inventory, name, 0, &own);
     assert_eq!((usable("rxe0").netdev.as_deref(), usable("rxe0").mtu), (Some("eth0"), 9000));
     assert_eq!(usable("rxe0").unusable, None);
-    // A dummy has no carrier to speak of: its state is unknown, and the link is up.
+    // A dummy device has no carrier: its state is unknown, and the link is up.
     assert_eq!((usable("rxe1").netdev.as_deref(), usable("rxe1").unusable), (Some("rdma0"), None));
     assert_eq!(usable("rxe2").unusable.unwrap().reason(), "PortNotActive");
     assert_eq!(device(&inventory, "rxe0").ports[0].rate_mbps, 2_500);
@@ -249,7 +249,7 @@ fn soft_roce_devices_captured_from_a_kernel_are_read() {
 fn empty_host_has_an_empty_inventory() {
     let inventory = read(&[]);
     assert_eq!(inventory, Inventory::default());
-    // Nor need the root exist.
+    // The root need not exist either.
     assert_eq!(forebay_inventory::Host::at("/nonexistent").read(), Inventory::default());
 }
 
@@ -270,7 +270,7 @@ fn software_iwarp_devices_captured_from_a_kernel_are_read() {
     assert_eq!(rows(&inventory), [siw("siw0"), siw("siw1"), siw("siw2"), siw("siw3")]);
     assert_eq!(inventory.oddities, []);
     let netdevs: Vec<_> = inventory.rdma.iter().map(|d| d.ports[0].netdevs.join(",")).collect();
-    // By the GIDs' network devices: the GUIDs of the first and the last are the same.
+    // Derived from the GIDs' network devices: the GUIDs of the first and the last are the same.
     assert_eq!(netdevs, ["eth0", "rdma0", "rdma1", "rdma2"]);
     let own = addresses(&[
         ("eth0", "192.168.77.1"),

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles() {
+    fn percentiles_are_computed_from_unsorted_durations() {
         let tail = Tail::of((1..=200).rev().map(Duration::from_millis).collect());
         assert_eq!(tail, Tail { p50: 100.0, p99: 198.0, max: 200.0 });
         assert_eq!(Tail::of(vec![Duration::from_millis(3)]).p99, 3.0);

@@ -391,7 +391,7 @@ fn severity_of_missing_rdma_depends_on_the_clusters_requirement() {
 }
 
 #[test]
-fn nodes_without_the_plugin_are_distinguished_from_nodes_with_a_failing_plugin() {
+fn nodes_without_the_plugin_are_distinguished_from_failing_plugins() {
     let mut control_plane = fixture::node("control-1");
     control_plane["spec"] =
         json!({"taints": [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]});

@@ -379,7 +379,7 @@ mod tests {
         assert!(!is_removed(&cluster(2, &two), &name("c-1")));
         assert!(!is_removed(&cluster(1, &two), &name("c-1")), "it is still being removed");
         assert!(is_removed(&cluster(1, &two[..1]), &name("c-1")));
-        assert!(!is_removed(&cluster(2, &two[..1]), &name("c-1")), "it comes");
+        assert!(!is_removed(&cluster(2, &two[..1]), &name("c-1")), "it is still being created");
         let mut stale = cluster(1, &two[..1]);
         stale.metadata.generation = Some(4);
         assert!(!is_removed(&stale, &name("c-1")), "the operator has not seen it");
@@ -401,7 +401,7 @@ mod tests {
             assert_eq!(leaves(2, phase), (false, false), "{phase:?}");
         }
         assert_eq!(leaves(1, Removing), (true, false));
-        assert_eq!(leaves(2, Removing), (true, false), "its removal was taken back a moment ago");
+        assert_eq!(leaves(2, Removing), (true, false), "its removal has just been reverted");
         let none = cluster(2, &[]);
         assert_eq!((is_leaving(&none, &name("c-1")), takes_volumes(&none, &name("c-1"))), (false, false));
     }

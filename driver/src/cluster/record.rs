@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(
             read.expose_password(),
             credentials.expose_password(),
-            "as long as the server may not know it"
+            "the next one may not be in effect yet"
         );
         assert_eq!(record.next.as_ref().map(Credentials::expose_password), Some(next));
         assert!(!format!("{record:?}").contains(next));

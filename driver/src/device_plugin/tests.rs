@@ -75,7 +75,7 @@ async fn follow(client: &mut DevicePluginClient<Channel>) -> Streaming<ListAndWa
 }
 
 async fn next(list: &mut Streaming<ListAndWatchResponse>) -> Vec<Device> {
-    timeout(DEADLINE, list.message()).await.expect("in time").expect("a list").expect("it goes on").devices
+    timeout(DEADLINE, list.message()).await.expect("in time").expect("a list").expect("a response").devices
 }
 
 #[tokio::test]

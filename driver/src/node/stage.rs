@@ -547,7 +547,7 @@ mod tests {
         assert_eq!(tried(false, "new"), (true, "new+old new+-".to_owned()));
         assert_eq!(tried(false, "old"), (true, "new+old new+- old+-".to_owned()));
         let away = try_passwords(("new", Some("old")), |_, _| Err(refused(Step::Create, Errno::HOSTDOWN)));
-        assert!(away.is_err_and(|error| error.is_unreachable()), "no second try at a server that is away");
+        assert!(away.is_err_and(|error| error.is_unreachable()), "no second try at an unreachable server");
     }
 
     #[test]

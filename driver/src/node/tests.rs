@@ -230,7 +230,7 @@ async fn single_writer_volume_is_published_at_one_target_only() {
     assert_eq!(code(scene.node.publish(request.clone()).await), Err(Code::FailedPrecondition));
     assert!(!scene.is_mounted("pod2/mount"));
     assert_eq!(scene.unpublish().await, Ok(()));
-    assert_eq!(code(scene.node.publish(request).await), Ok(()), "now it may");
+    assert_eq!(code(scene.node.publish(request).await), Ok(()), "no longer published");
 }
 
 #[tokio::test]
@@ -255,7 +255,7 @@ async fn stage_unstage_and_publish_are_aborted_while_a_call_runs() {
     assert_eq!(scene.publish(false).await, Err(Code::Aborted));
     assert_eq!(scene.unstage().await, Err(Code::Aborted));
     assert_eq!(code(scene.node.stage(stage_request(&scene)).await), Err(Code::Aborted));
-    assert_eq!(scene.unpublish().await, Ok(()), "a pod may go meanwhile");
+    assert_eq!(scene.unpublish().await, Ok(()), "a pod can be removed meanwhile");
     drop(claim);
     assert_eq!(scene.unstage().await, Ok(()));
 }
@@ -341,10 +341,10 @@ async fn unresponsive_volume_is_abnormal_and_can_be_unpublished() {
     let stats = Duration::from_millis(50);
     let scene = Scene::with(Deadlines { mount: LONG, unmount: LONG, stats });
     let Some(device) = fuse::mount("silent", &scene.path("staging")) else { return };
-    assert_eq!(scene.publish(false).await, Ok(()), "nothing asks the volume here");
+    assert_eq!(scene.publish(false).await, Ok(()), "publish does not access the volume");
 
     for _ in 0..2 {
-        let stats = scene.stats("pod/mount").await.expect("answered in its place");
+        let stats = scene.stats("pod/mount").await.expect("the driver answers");
         let condition = stats.volume_condition.expect("offered");
         assert!(condition.abnormal && stats.usage.is_empty(), "{condition:?}");
         assert!(condition.message.contains("has not answered"), "{condition:?}");
@@ -410,7 +410,7 @@ async fn unpublish_during_a_measurement_keeps_a_volume_in_use() {
         assert!(!unpublish.is_finished());
         tokio::task::yield_now().await;
     }
-    assert_eq!(scene.stats("pod/mount").await, Err(Code::Aborted), "no further one meanwhile");
+    assert_eq!(scene.stats("pod/mount").await, Err(Code::Aborted), "no further measurement");
     // One response per measurement: the second runs its own statfs if it began after the first had finished.
     for _ in 0..2 {
         slow.answer.send(()).expect("served");
@@ -431,7 +431,7 @@ async fn unpublish_during_a_measurement_keeps_a_volume_in_use() {
     assert_eq!(scene.unpublish().await, Ok(()));
 }
 
-/// The umount(2) calls for a server that is gone wait on these, keyed by path; the mount has already left the table.
+/// The umount(2) calls for unreachable servers wait on these, keyed by path; the mount has already left the table.
 static GONE_SERVERS: Mutex<Vec<(PathBuf, Receiver<()>)>> = Mutex::const_new(Vec::new());
 
 fn detach_and_await_release(path: &Path) -> Result<(), mount::MountError> {
@@ -477,7 +477,7 @@ async fn hanging_unmount_releases_its_claim_after_the_caller_cancels() {
         tokio::task::yield_now().await;
     }
     assert_eq!(scene.unstage().await, Ok(()), "a second time");
-    release.send(()).expect("it hangs on");
+    release.send(()).expect("it still hangs");
 }
 
 #[tokio::test]
@@ -644,7 +644,7 @@ async fn pods_with_different_groups_use_separate_mounts() {
     }
     assert_eq!(scene.unstage().await, Ok(()));
     assert!(!scene.is_mounted("staging") && scene.path("staging").exists());
-    assert!(!scene.path("staging.gid-2000").exists(), "the driver made it");
+    assert!(!scene.path("staging.gid-2000").exists(), "the driver created it");
 }
 
 #[tokio::test]

@@ -216,7 +216,7 @@ impl World {
         };
         let good = request("pvc-1", capability());
         let response = self.controller.validate_volume_capabilities(good.clone()).await.unwrap().into_inner();
-        let confirmed = response.confirmed.expect("all is well");
+        let confirmed = response.confirmed.expect("the capabilities match");
         assert_eq!(confirmed.volume_capabilities, good.volume_capabilities);
         let mut elsewhere = good.clone();
         elsewhere.parameters = map(&[("pool", "another")]);
@@ -432,7 +432,7 @@ impl World {
         for (what, request, code) in [
             ("another snapshot", of_snapshot("pvc-4", size, "snap-3"), Code::AlreadyExists),
             ("no source", create("pvc-4", size), Code::AlreadyExists),
-            ("one that was made empty", of_volume("pvc-2", size, "pvc-1"), Code::AlreadyExists),
+            ("a volume without a source", of_volume("pvc-2", size, "pvc-1"), Code::AlreadyExists),
             ("too small", of_snapshot("pvc-7", size - MIB, "snap-1"), Code::OutOfRange),
             ("limited", limited, Code::OutOfRange),
             ("another pool", elsewhere, Code::InvalidArgument),
@@ -509,7 +509,7 @@ impl World {
         assert_eq!(self.get_group("no/such", &ids).await, Err(Code::NotFound));
         assert_eq!(self.get_group("", &ids).await, Err(Code::InvalidArgument));
 
-        // Each is a snapshot as any other, but is deleted with its group.
+        // Each is an ordinary snapshot, but is deleted with its group.
         let (mut all, _) = self.snapshots(ListSnapshotsRequest::default()).await.unwrap();
         all.sort();
         ids.sort();
