@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn the_epoch_after_the_one_that_the_pool_knows_is_recorded() {
+    fn plan_records_the_epoch_after_the_one_recorded_in_the_pool() {
         for (message, wanted) in [(JSON, "8"), (SENTENCE, "8"), (RESERVED, "10")] {
             let pods = [pod("main-0", &format!("starting\n{message}")), pod("main-1", "out of memory")];
             let steps = plan(&cluster(1), &BTreeMap::new(), &pods, None, None).expect("a plan");
@@ -317,17 +317,17 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_never_goes_down_and_is_raised_once() {
+    fn epoch_is_raised_once_and_never_lowered() {
         let pods = [pod("main-0", JSON)];
         let record: BTreeMap<String, String> = [("main-0.epoch".to_owned(), "8".to_owned())].into();
-        assert!(plan(&cluster(1), &record, &pods, None, None).expect("a plan").is_empty(), "it is under way");
+        assert!(plan(&cluster(1), &record, &pods, None, None).expect("a plan").is_empty(), "in progress");
         assert!(plan(&cluster(12), &BTreeMap::new(), &pods, None, None).expect("a plan").is_empty());
         let lower = plan(&cluster(12), &BTreeMap::new(), &[], Some("main-0"), Some(5)).expect("a plan");
         assert!(lower.is_empty(), "regardless of other arguments");
     }
 
     #[test]
-    fn a_person_may_name_instance_and_epoch() {
+    fn instance_and_epoch_can_be_specified_explicitly() {
         let pods = [pod("main-0", JSON), pod("main-1", JSON)];
         let one = plan(&cluster(1), &BTreeMap::new(), &pods, Some("main-1"), None).expect("a plan");
         assert_eq!(epochs(&one), [("main-1.epoch", "8")]);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_of_another_cluster_is_adopted_by_its_key() {
+    fn pool_of_another_cluster_is_adopted_by_its_key() {
         let reported =
             |key: &str| format!(r#"{{"reason":"OtherOwner","pool":"fast","recordedKey":"{key}"}}"#);
         let pods = [pod("main-0", &reported("0x035e884900000007"))];
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_know_no_epoch() {
+    fn directory_backends_have_no_epoch_to_adopt() {
         let cluster: StorageCluster = fixture::object(fixture::cluster());
         assert!(plan(&cluster, &BTreeMap::new(), &[pod("main-0", JSON)], None, None).is_err());
     }

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_is_the_completer_by_its_name_only() {
+    fn completion_mode_is_selected_by_the_program_name() {
         assert!(is_wanted(Some(OsStr::new("/usr/local/bin/kubectl_complete-forebay"))));
         assert!(!is_wanted(Some(OsStr::new("/usr/local/bin/kubectl-forebay"))));
         assert!(!is_wanted(None));

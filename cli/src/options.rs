@@ -420,7 +420,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_command_line_is_consistent_and_every_option_is_explained() {
+    fn command_line_is_consistent_and_every_option_has_help() {
         let command = Cli::command();
         command.clone().debug_assert();
         for command in command.get_subcommands() {
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_and_all_namespaces_exclude_each_other() {
+    fn namespace_and_all_namespaces_are_mutually_exclusive() {
         let parse = |arguments: &[&str]| Cli::try_parse_from([&["kubectl-forebay"], arguments].concat());
         assert!(parse(&["status", "-n", "x", "-o", "json"]).is_ok());
         assert!(parse(&["doctor", "-A", "--all"]).is_ok());
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn options_go_before_the_variable_and_the_variable_before_the_default() {
+    fn namespace_option_overrides_the_variable_and_the_default() {
         let scope = |arguments: &[&str], variable: Option<&str>| {
             let arguments = [&["kubectl-forebay", "status"], arguments].concat();
             let cli = Cli::try_parse_from(arguments).expect("the options");
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn the_help_names_the_variable_that_clap_must_not_see() {
+    fn help_names_the_namespace_variable_that_clap_does_not_read() {
         let command = Cli::command();
         let status = command.find_subcommand("status").expect("a subcommand");
         let namespace = status.get_arguments().find(|a| a.get_id() == "namespace").expect("an option");

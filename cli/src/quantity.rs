@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_short() {
+    fn sizes_are_formatted_with_binary_prefixes() {
         for (size, text) in [
             (0, "0"),
             (1023, "1023"),
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_short() {
+    fn ages_are_formatted_with_a_single_unit() {
         let at = |second| Timestamp::from_second(second).expect("a time");
         for (seconds, text) in
             [(0, "0s"), (119, "119s"), (120, "2m"), (7200, "2h"), (172_800, "2d"), (-5, "0s")]

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volumes_are_read_from_the_text_of_a_server() {
+    fn volumes_are_parsed_from_a_servers_metrics() {
         let text = r#"# HELP forebay_volume_info 1 for each volume.
 # TYPE forebay_volume_info gauge
 forebay_volume_info{volume="v",pool="p",claim_namespace="team",claim="da\"ta\\",persistentvolume="pvc-1"} 1

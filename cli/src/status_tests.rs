@@ -35,7 +35,7 @@ fn a_healthy_cluster_is_shown_in_four_tables() {
 }
 
 #[test]
-fn wide_shows_more_columns_and_all_namespaces_one_more() {
+fn wide_output_adds_columns_and_all_namespaces_prefixes_names() {
     let snapshot = Snapshot { namespace: None, ..healthy() };
     let text = render(&view(&snapshot), true, Paint::new(false));
     for part in [
@@ -52,7 +52,7 @@ fn wide_shows_more_columns_and_all_namespaces_one_more() {
 }
 
 #[test]
-fn colours_say_the_same_and_only_when_wanted() {
+fn colour_is_optional_and_does_not_change_the_text() {
     assert!(!plain(&healthy()).contains('\x1b'));
     let painted = render(&view(&healthy()), false, Paint::new(true));
     let mut stripped = painted.clone();
@@ -64,7 +64,7 @@ fn colours_say_the_same_and_only_when_wanted() {
 }
 
 #[test]
-fn what_is_not_ready_is_said_and_makes_the_whole_not_ready() {
+fn unready_objects_are_listed_and_make_the_status_not_ready() {
     let mut cluster = fixture::cluster();
     cluster["status"]["conditions"][0]["status"] = json!("False");
     cluster["status"]["conditions"][0]["reason"] = json!("InstancesNotReady");
@@ -97,7 +97,7 @@ fn what_is_not_ready_is_said_and_makes_the_whole_not_ready() {
 }
 
 #[test]
-fn a_spec_that_was_not_acted_on_is_not_ready() {
+fn spec_that_is_not_yet_reconciled_is_not_ready() {
     let mut cluster = fixture::cluster();
     cluster["metadata"]["generation"] = json!(4);
     let snapshot = Snapshot { clusters: Ok(vec![object(cluster.clone())]), ..healthy() };
@@ -109,7 +109,7 @@ fn a_spec_that_was_not_acted_on_is_not_ready() {
 }
 
 #[test]
-fn nothing_is_not_ready_either() {
+fn status_without_a_storage_cluster_is_not_ready() {
     let text = plain(&fixture::fresh());
     assert!(text.contains("storagecluster: there is none in namespace forebay-system: apply one"), "{text}");
     assert!(!view(&fixture::fresh()).is_ready());
@@ -122,16 +122,16 @@ fn nothing_is_not_ready_either() {
 }
 
 #[test]
-fn what_may_not_be_read_is_left_out_and_said() {
+fn unreadable_resources_are_omitted_and_reported() {
     let snapshot = Snapshot { volumes: Err("no list".into()), csi_nodes: Err("no list".into()), ..healthy() };
     let text = plain(&snapshot);
     assert!(text.ends_with("Not read\n  PersistentVolumes: no list\n  CSINodes: no list\n"), "{text}");
     assert!(text.contains("storage-1   True    -        1/1 RoCE 200G"), "{text}");
-    assert!(view(&snapshot).is_ready(), "the user's rights say nothing of the cluster");
+    assert!(view(&snapshot).is_ready(), "missing rights are not a problem of the cluster");
 }
 
 #[test]
-fn many_volumes_are_counted_in_the_plain_table() {
+fn plain_table_summarises_volumes_beyond_the_limit() {
     let volume = |n| object(fixture::volume(n, "main-0", if n < 24 { "Bound" } else { "Released" }));
     let snapshot = Snapshot { volumes: Ok((0..25).map(volume).collect()), ..healthy() };
     let text = plain(&snapshot);
@@ -140,7 +140,7 @@ fn many_volumes_are_counted_in_the_plain_table() {
 }
 
 #[test]
-fn programs_get_everything() {
+fn json_output_has_all_sections() {
     let value = serde_json::to_value(view(&healthy())).expect("JSON");
     assert_eq!(value["ready"], json!(true));
     assert_eq!(value["clusters"][0]["name"], json!("main"));
@@ -151,7 +151,7 @@ fn programs_get_everything() {
 }
 
 #[test]
-fn a_volume_tells_its_instance_by_its_handle_too() {
+fn instance_of_a_volume_is_derived_from_its_handle() {
     let mut volume = fixture::volume(1, "main-1", "Bound");
     volume["spec"]["csi"]["volumeAttributes"] = json!({});
     let snapshot = Snapshot { volumes: Ok(vec![object(volume)]), ..healthy() };
@@ -159,7 +159,7 @@ fn a_volume_tells_its_instance_by_its_handle_too() {
 }
 
 #[test]
-fn pools_on_fabrics_have_a_table_of_their_own() {
+fn nvme_of_pools_have_a_separate_table() {
     let mut cluster = fixture::cluster();
     cluster["status"]["instances"][0]["epoch"] = json!(2);
     cluster["status"]["instances"][0]["takeover"] =

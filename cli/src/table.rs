@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_aligned_and_colours_take_no_room() {
+    fn columns_are_aligned_regardless_of_colour_codes() {
         let mut table = Table::new(&["NAME", "READY"]);
         table.row(vec!["a".into(), Cell::toned("True", Tone::Good)]);
         table.row(vec!["größer".into(), "".into()]);

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_between_the_looks_and_the_busiest_comes_first() {
+    fn rates_are_computed_between_scrapes_and_sorted_descending() {
         let before = [
             scrape("main-0", &[("a", counts("quiet", 5.0, 10.0, 1.0)), ("b", counts("busy", 0.0, 0.0, 0.0))]),
             scrape("main-1", &[("c", counts("restarted", 9e9, 500.0, 70.0))]),
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_shows_the_busiest_and_their_sum() {
+    fn table_shows_the_busiest_volumes_and_the_total() {
         let row = |claim: &str, read_bytes: f64| Row {
             claim_namespace: "team".to_owned(),
             claim: claim.to_owned(),

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_use_the_claim_are_found_and_those_that_are_done_are_not() {
+    fn only_unfinished_pods_of_the_claim_are_listed() {
         let of = |claim: &str| json!({"name": "data", "persistentVolumeClaim": {"claimName": claim}});
         let pods = [
             pod("b", "worker-2", "Running", of("data"), false),

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_written() {
+    fn address_lists_are_parsed_and_formatted() {
         for (text, written) in [
             ("10.0.0.1", "10.0.0.1:445"),
             ("10.0.0.1:1445", "10.0.0.1:1445"),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_refused() {
+    fn invalid_address_lists_are_refused() {
         for text in [
             "", "a,", "a:b", "a:0", "a:70000", "a/b", "a\\b", "a,b c", "[fd00::1", "[a]:1", "[::1]x",
             "a:1:2", "a@b",
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn unspecified_addresses_are_known() {
+    fn unspecified_addresses_are_detected() {
         for (text, is) in [("0.0.0.0:445", true), ("[::]:445", true), ("10.0.0.1", false), ("host", false)] {
             assert_eq!(text.parse::<ServerAddress>().expect(text).is_unspecified(), is);
         }

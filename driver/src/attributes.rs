@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_named_changes_and_the_rest_stays() {
+    fn only_specified_attributes_are_changed() {
         let present =
             Qos { bytes_per_second: 7 << 20, operations_per_second: 100, priority: Priority::Low.into() };
         let limit = parse(&[("bytesPerSecond", "500Mi")]).expect("known");
@@ -107,17 +107,17 @@ mod tests {
         let wanted =
             Qos { bytes_per_second: 0, operations_per_second: 20_000, priority: Priority::High.into() };
         assert_eq!(all.expect("known").over(Some(&present)), Some(wanted));
-        assert_eq!(all_again(&wanted), None, "nothing to do");
+        assert_eq!(apply_all(&wanted), None, "nothing to do");
         assert_eq!(parse(&[]).expect("nothing").over(Some(&present)), None);
     }
 
-    fn all_again(present: &Qos) -> Option<Qos> {
+    fn apply_all(present: &Qos) -> Option<Qos> {
         let pairs = [("bytesPerSecond", "0"), ("operationsPerSecond", "20000"), ("priority", "high")];
         parse(&pairs).expect("known").over(Some(present))
     }
 
     #[test]
-    fn bad_attributes_are_invalid_arguments() {
+    fn invalid_attributes_are_invalid_arguments() {
         for pair in [
             ("bytesPerSecond", "1Ki"),
             ("bytesPerSecond", "-1"),

@@ -79,7 +79,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_access_mode_is_offered_for_mounts() {
+    fn every_access_mode_is_supported_for_mount_volumes() {
         for (mode, read_only) in [
             (Mode::SingleNodeWriter, false),
             (Mode::SingleNodeReaderOnly, true),
@@ -95,7 +95,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn other_capabilities_are_invalid_arguments() {
+    fn unsupported_capabilities_are_invalid_arguments() {
         let good = mount_capability(Mode::MultiNodeMultiWriter, &[]);
         let mut ext4 = good.clone();
         if let Some(AccessType::Mount(mount)) = &mut ext4.access_type {
@@ -117,7 +117,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn groups_are_numbers() {
+    fn volume_mount_group_must_be_numeric() {
         let with = |group: &str| Capability {
             mount: MountVolume { volume_mount_group: group.into(), ..Default::default() },
             mode: Mode::MultiNodeMultiWriter,

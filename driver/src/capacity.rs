@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_follow_the_range() {
+    fn size_is_derived_from_the_capacity_range() {
         assert_eq!(Capacity::parse(None).and_then(Capacity::size_bytes).ok(), Some(1 << 30));
         assert_eq!(size(0, 0), Ok(1 << 30));
         assert_eq!(size(1, 0), Ok(1 << 20));
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn an_existing_size_is_compared_with_the_range() {
+    fn existing_size_is_checked_against_the_capacity_range() {
         let range = |required_bytes, limit_bytes| {
             Capacity::parse(Some(&CapacityRange { required_bytes, limit_bytes })).expect("a range")
         };

@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_are_hours_and_days() {
+    fn ages_are_given_in_hours_or_days() {
         let hours = |hours: u64| Ok(Duration::from_secs(hours * 3600));
         for (text, expected) in
             [("1h", hours(1)), ("36h", hours(36)), ("30d", hours(720)), ("3650d", hours(87_600))]
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_consistent_and_every_option_is_explained() {
+    fn command_line_is_consistent_and_every_option_has_help() {
         let command = Cli::command();
         command.clone().debug_assert();
         for argument in command.get_arguments() {
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_and_times_are_checked() {
+    fn sockets_and_durations_are_validated() {
         for text in ["unix:///run/a.sock", "unix:/run/a.sock", "/run/a.sock"] {
             assert_eq!(unix_socket(text).as_deref(), Ok(std::path::Path::new("/run/a.sock")));
         }

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_node_reads_what_the_controller_wrote() {
+    fn volume_context_round_trips_from_controller_to_node() {
         let servers = address::parse_list("server", "10.0.0.1,[fd00::1]:1445").expect("addresses");
         let share = VolumeId::from_name("pvc-1").expect("a name");
         let context = VolumeContext::new(Location::Servers(servers), share, Protection::Seal, Transport::Tcp);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_of_an_instance_names_it_and_no_address() {
+    fn context_of_an_instance_volume_has_the_instance_and_no_address() {
         let share = VolumeId::from_name("pvc-1").expect("a name");
         let name = InstanceName::parse("c-1").expect("a name");
         let location = Location::Instance { namespace: "ns".into(), name };
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn incomplete_or_odd_contexts_are_refused() {
+    fn incomplete_or_invalid_contexts_are_refused() {
         let context = |pairs: &[(&str, &str)]| {
             VolumeContext::parse(&pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
         };
@@ -151,6 +151,6 @@ mod tests {
         assert!(context(&[("server", "h/x"), ("share", "s")]).is_err());
         assert!(context(&[("server", "h"), ("share", "s"), ("protection", "x")]).is_err());
         assert!(context(&[("server", "h"), ("share", "s"), ("transport", "x")]).is_err());
-        assert_eq!(context(&good).expect("an old one").transport, Transport::Auto);
+        assert_eq!(context(&good).expect("without a transport").transport, Transport::Auto);
     }
 }

@@ -41,7 +41,7 @@ mod tests {
     use crate::in_flight::InFlight;
 
     #[tokio::test]
-    async fn a_hanging_call_keeps_its_volume_until_it_ends() {
+    async fn hanging_call_keeps_its_claim_after_the_deadline() {
         let in_flight = InFlight::default();
         let claim = in_flight.claim("v").expect("free");
         let (release, hang) = mpsc::channel::<()>();
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_is_an_error_of_the_call() {
+    async fn panic_in_a_call_is_returned_as_an_error() {
         let result = run_until("test", Duration::from_secs(60), || panic!("expected in this test")).await;
         assert!(matches!(result, Err::<(), _>(Error::Thread(_))), "{result:?}");
     }

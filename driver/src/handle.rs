@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handles_are_read_and_written() {
+    fn volume_handles_are_parsed_and_formatted() {
         let handle = Handle::parse("my-cluster-12/pvc-1").expect("a handle");
         let Handle::Instance { instance, share } = &handle else { panic!("{handle:?}") };
         assert_eq!((instance.cluster(), instance.ordinal()), ("my-cluster", 12));
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_no_handles() {
+    fn invalid_volume_handles_are_rejected() {
         let long = format!("{}-0/v", "c".repeat(62));
         for id in [
             "",

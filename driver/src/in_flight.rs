@@ -58,12 +58,12 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_calls_is_bounded() {
+    fn number_of_calls_in_flight_is_bounded() {
         let in_flight = InFlight::default();
         let claims: Vec<_> =
             (0..IN_FLIGHT_MAX).map(|i| in_flight.claim(&i.to_string()).expect("room")).collect();
         let error = in_flight.claim("more").expect_err("no room");
-        assert!(!error.is_final(), "nothing that is under way is given up for it");
+        assert!(!error.is_final(), "the caller may retry");
         assert_eq!(tonic::Status::from(error).code(), tonic::Code::Unavailable);
         drop(claims);
         assert_eq!(code(in_flight.claim("more")), tonic::Code::Ok);

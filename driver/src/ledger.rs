@@ -85,7 +85,7 @@ mod tests {
     use crate::placement::tests::{pool, ready, unlimited, wanted};
 
     #[test]
-    fn volumes_made_at_once_are_spread() {
+    fn concurrently_created_volumes_are_spread() {
         let ledger = Ledger::default();
         let candidates = || vec![ready(0, 0, &[pool("a", 11, 0)]), ready(1, 0, &[pool("a", 10, 0)])];
         let placements: Vec<Placement> =
@@ -94,13 +94,13 @@ mod tests {
         assert_eq!(on_first, 11 - 1, "10 on each, and the last GiB is left on the first");
         let last = ledger.place(candidates(), wanted(1)).expect("room");
         assert_eq!(last.place.instance, "c-0");
-        assert!(ledger.place(candidates(), wanted(1)).is_err(), "all is promised");
+        assert!(ledger.place(candidates(), wanted(1)).is_err(), "all room is reserved");
         drop(placements);
-        assert!(ledger.place(candidates(), wanted(9)).is_ok(), "calls that ended are in the pools' numbers");
+        assert!(ledger.place(candidates(), wanted(9)).is_ok(), "finished calls hold no reservation");
     }
 
     #[test]
-    fn volumes_without_quota_are_spread_one_after_the_other() {
+    fn volumes_without_quota_alternate_between_instances() {
         let ledger = Ledger::default();
         let candidates = || vec![ready(0, 0, &[unlimited("a", 11)]), ready(1, 0, &[unlimited("a", 10)])];
         let instances: Vec<String> = (0..4)
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ledger_is_bounded() {
+    fn ledger_is_bounded() {
         let ledger = Ledger::default();
         let unlimited = unlimited("a", 1);
         for _ in 0..=LEDGER_ENTRIES_MAX {

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_its_caller_gives_up_is_counted_as_cancelled() {
+    fn call_dropped_by_its_caller_is_counted_as_cancelled() {
         let metrics = Metrics::new(false);
         let call = metrics.begins("CreateVolume".to_owned());
         assert!(metrics.encoded().contains("forebay_csi_calls_in_progress{rpc=\"CreateVolume\"} 1\n"));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_is_unmounted_is_forgotten() {
+    fn metrics_of_an_unmounted_volume_are_removed() {
         let metrics = Metrics::new(true);
         let mounts = metrics.mounts.clone().expect("of a node");
         let before = mounts.with(&[mounted("a", Some(2)), mounted("b", None)], || metrics.encoded());

@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_become_the_codes_that_say_who_must_act() {
+    fn mount_errors_map_to_grpc_codes() {
         for (step, errno, code) in [
             (Step::Create, Errno::ACCESS, Code::Unauthenticated),
             (Step::Create, Errno::KEYEXPIRED, Code::Unauthenticated),
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_read_well_and_hold_the_kernels_words() {
+    fn error_text_contains_step_errno_and_kernel_message() {
         assert_eq!(
             error(Step::Create, Errno::CONNREFUSED).to_string(),
             "//h/s: connecting: Connection refused (os error 111); cifs: no"
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_leave_the_kernels_words() {
+    fn secrets_are_redacted_from_kernel_messages() {
         let settings = [Setting::Value("username", "u"), Setting::Secret("password", "hunter2!")];
         assert_eq!(redact("bad option hunter2! given", &settings), "bad option *** given");
     }

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_that_this_driver_has_staged_are_found_and_no_others() {
+    fn only_volumes_staged_by_this_driver_are_found() {
         let ours = |hash: &str| format!("{STAGED}/csi.forebay.io/{hash}/globalmount");
         let table = table(&[
             line(&ours("1"), "cifs", "//fast-0/vol-b", "username=u,addr=10.0.0.1"),
@@ -129,7 +129,7 @@ Number of credits: 8190,1,1 Dialect 0x311 signed
 ";
 
     #[test]
-    fn channels_are_those_of_the_session_that_has_the_share() {
+    fn channels_are_counted_for_the_session_of_the_share() {
         let channels = channels_by_share(SHOWN);
         assert_eq!((channels.get("vol-a"), channels.get("vol-b")), (Some(&2), Some(&1)));
         assert_eq!(channels_by_share("no such file"), HashMap::new());

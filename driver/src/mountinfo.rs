@@ -192,7 +192,7 @@ pub(crate) mod tests {
     const CAPTURED: &[u8] = include_bytes!("testdata/mountinfo");
 
     #[test]
-    fn captured_mountinfo_is_read() {
+    fn captured_mountinfo_is_parsed() {
         let table = MountTable::parse(CAPTURED);
         let lines = CAPTURED.split(|&b| b == b'\n').filter(|l| !l.is_empty()).count();
         assert_eq!(table.0.len(), lines);
@@ -202,7 +202,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn cifs_mounts_are_understood() {
+    fn cifs_mounts_are_parsed() {
         let table = MountTable::parse(CAPTURED);
         let staged = table.at(Path::new("/var/kub/glob")).expect("staged");
         assert!(staged.is_smb() && !staged.is_read_only());
@@ -224,7 +224,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn escapes_optional_fields_and_stacked_mounts_are_understood() {
+    fn escapes_optional_fields_and_stacked_mounts_are_parsed() {
         let table = MountTable::parse(
             b"1 0 0:5 /a\\040b /m\\134n rw shared:3 master:2 propagate_from:1 - tmpfs none rw\n\
               2 0 0:6 / /m\\134n ro - tmpfs top ro\n\
@@ -238,7 +238,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn addresses_of_mounts_are_read_with_and_without_a_scope() {
+    fn mount_addresses_are_parsed_with_and_without_a_scope() {
         for (options, expected) in [
             ("rw,addr=10.0.0.1,x", Some("10.0.0.1")),
             ("rw,addr=fd00::1", Some("fd00::1")),
@@ -253,7 +253,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_live_table_is_read() {
+    fn live_mountinfo_is_read() {
         let table = MountTable::read().expect("readable");
         let proc = resolve(Path::new("/proc")).expect("readable").expect("there");
         assert_eq!(table.at(&proc).expect("mounted").fs_type, "proc");

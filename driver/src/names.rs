@@ -98,14 +98,14 @@ mod tests {
     }
 
     #[test]
-    fn readable_names_are_kept() {
+    fn valid_names_are_kept() {
         for name in ["a", "pvc-8b2c4f1e-0d0e-4ac3-9f3f-0f6f1f9e5a11", "0", &"x".repeat(63)] {
             assert_eq!(id(name), name);
         }
     }
 
     #[test]
-    fn other_names_are_hashed_and_differ() {
+    fn other_names_are_hashed_to_distinct_ids() {
         let long = "x".repeat(128);
         let names =
             ["A", "a", "a_b", "-a", "a-", "a.b", "volume name", "größe", "fb-0", &"x".repeat(64), &long];
@@ -132,7 +132,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_id_made_from_a_name_is_valid_and_stable(name in "\\PC{1,32}") {
+        fn ids_derived_from_names_are_valid_and_stable(name in "\\PC{1,32}") {
             let first = VolumeId::from_name(&name).expect("at most 128 bytes, no control characters");
             prop_assert!(VolumeId::parse(first.as_str()).is_some());
             prop_assert_eq!(first, VolumeId::from_name(&name).expect("as before"));

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_posix_mount_has_the_owners_and_modes_of_files() {
+    fn posix_mounts_use_the_owners_and_modes_of_files() {
         let posix = words(&build(&["posix"]).expect("possible"));
         for word in ["posix", "idsfromsid", "modefromsid", "symlink=native", "vers=3.1.1", "hard"] {
             assert!(posix.iter().any(|found| found == word), "{word}: {posix:?}");
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_let_any_pod_in_and_show_other_nodes_writes() {
+    fn defaults_grant_access_to_any_pod_and_cache_attributes_for_1s() {
         assert_eq!(
             words(&build(&[]).expect("defaults")),
             [
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_is_mounted_by_its_time_and_read_only() {
+    fn snapshot_option_mounts_that_time_read_only() {
         let options = build(&["snapshot=@GMT-2025.11.25-16.12.09"]).expect("usable");
         assert!(words(&options).iter().any(|word| word == "snapshot=134085607290000000"), "{options:?}");
         assert!(options.attributes.contains(MountAttrFlags::MOUNT_ATTR_RDONLY));
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn additions_replace_defaults() {
+    fn mount_flags_override_defaults() {
         let options =
             build(&["soft,vers=3.0", "perm", "dirmode=0700", "uid=1000", "multichannel", "ro", "noatime"])
                 .expect("usable");
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn protection_and_group_are_kept() {
+    fn protection_and_group_become_mount_options() {
         let built = |protection, flags: &[&str]| {
             let flags: Vec<String> = flags.iter().map(|f| (*f).to_owned()).collect();
             MountOptions::build("3.1.1", protection, Some(2000), &flags)
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_security_context_is_handed_on_as_one_word() {
+    fn selinux_context_with_commas_is_a_single_option() {
         let label = "system_u:object_r:container_file_t:s0:c1,c2";
         let quoted = format!("context=\"{label}\"");
         let given = words(&build(&[&format!("{quoted},soft"), "fscontext=a:b:c"]).expect("usable"));
@@ -461,13 +461,13 @@ mod tests {
     }
 
     #[test]
-    fn the_group_is_read_as_the_kernel_reads_it() {
+    fn octal_gid_is_parsed_as_the_kernel_does() {
         let gid = |flags: &[&str]| build(flags).expect("usable").gid();
         assert_eq!((gid(&[]), gid(&["gid=1000"]), gid(&["gid=010"])), (0, 1000, 8));
     }
 
     #[test]
-    fn words_about_identity_and_unknown_words_are_refused_without_their_values() {
+    fn identity_and_unknown_options_are_refused_without_leaking_values() {
         for word in IDENTITY.iter().copied().chain(["sloppy", "vers", "frobnicate", "x-systemd.automount"]) {
             let flag = format!("{word}=hunter2");
             let error = build(&[&flag]).expect_err(&flag);

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cluster_has_parameters_of_its_own() {
+    fn cluster_parameters_are_valid_only_in_kubernetes_mode() {
         let pairs =
             [("cluster", "c"), ("clusterNamespace", "ns"), ("backend", "fast"), ("protection", "sign")];
         let parameters = parse_in(Setting::Kubernetes, &pairs).expect("known");
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn known_parameters_are_read() {
+    fn known_parameters_are_parsed() {
         let parameters = parse(&[
             ("pool", "fast"),
             ("quota", "none"),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_parameters_are_named_with_the_known_ones() {
+    fn unknown_parameter_error_lists_the_known_ones() {
         let message = parse(&[("Pool", "x")]).expect_err("unknown").to_string();
         assert!(
             message.contains("\"Pool\"") && message.contains("protection (optional, sign or seal)"),
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_refused() {
+    fn invalid_parameter_values_are_refused() {
         let long = "x".repeat(5000);
         for pair in [
             ("pool", ""),

@@ -205,7 +205,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_roomiest_pool_that_fits_is_chosen() {
+    fn pool_with_the_most_room_is_chosen() {
         let fast = || Wanted { backend: Some("fast"), ..wanted(1) };
         let place = |n: u32, pool: &str| Some((format!("c-{n}"), pool.to_owned()));
         for (what, candidates, wanted, expected) in [
@@ -217,13 +217,13 @@ pub(crate) mod tests {
                 place(1, "a"),
             ),
             (
-                "of equals the one with fewer volumes",
+                "with equal room, the one with fewer volumes",
                 vec![ready(0, 2, &[pool("a", 10, 0)]), ready(1, 1, &[pool("a", 10, 0)])],
                 wanted(1),
                 place(1, "a"),
             ),
             (
-                "of equals the first, whatever the order",
+                "otherwise the first, regardless of the order",
                 vec![ready(1, 0, &[pool("a", 10, 0)]), ready(0, 0, &[pool("a", 10, 0)])],
                 wanted(1),
                 place(0, "a"),
@@ -235,37 +235,37 @@ pub(crate) mod tests {
                 place(0, "b"),
             ),
             (
-                "a backend that is asked for",
+                "a backend that is requested",
                 vec![ready(0, 0, &[pool("slow", 99, 0)]), ready(1, 0, &[pool("fast", 9, 0)])],
                 fast(),
                 place(1, "fast"),
             ),
             (
-                "those that are away are passed over",
+                "instances that are not ready are skipped",
                 vec![away(0), ready(1, 0, &[pool("a", 2, 0)])],
                 wanted(1),
                 place(1, "a"),
             ),
             (
-                "what others use in the file system is gone",
+                "space used by others in the file system counts",
                 vec![ready(0, 0, &[with_free(pool("a", 100, 0), GIB)]), ready(1, 0, &[pool("a", 10, 0)])],
                 wanted(5),
                 place(1, "a"),
             ),
             (
-                "more is promised than there is, where that is allowed",
+                "overcommit above 100 percent exceeds the capacity",
                 vec![ready(0, 0, &[Pool { overcommit_percent: 300, ..pool("a", 10, 15) }])],
                 wanted(15),
                 place(0, "a"),
             ),
             (
-                "less is promised than there is, where that is wanted",
+                "overcommit below 100 percent keeps a reserve free",
                 vec![ready(0, 0, &[Pool { overcommit_percent: 50, ..pool("a", 10, 0) }])],
                 wanted(6),
                 None,
             ),
             (
-                "nothing is promised of a full file system",
+                "a full file system takes no volume, even with overcommit",
                 vec![ready(0, 0, &[Pool { overcommit_percent: 300, ..with_free(pool("a", 10, 0), 0) }])],
                 wanted(1),
                 None,
@@ -277,7 +277,7 @@ pub(crate) mod tests {
                 place(1, "a"),
             ),
             (
-                "the instance that has the volume already",
+                "the instance that already has the volume",
                 vec![ready(0, 0, &[pool("a", 10, 0)]), ready(1, 0, &[pool("a", 5, 0)])],
                 Wanted { instance: Some("c-1"), ..wanted(1) },
                 place(1, "a"),
@@ -295,7 +295,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_is_missing() {
+    fn refusal_names_the_missing_capacity_or_backend() {
         let fast = Wanted { backend: Some("fast"), ..wanted(1) };
         for (candidates, wanted, message) in [
             (vec![], wanted(1), "it has no instance yet"),
@@ -329,7 +329,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_pool_takes_only_volumes_with_its_kind_of_quota() {
+    fn pool_takes_only_volumes_of_its_quota_kind() {
         let (hard, none) = (pool("a", 90, 0), unlimited("a", 90));
         for (pool, quota, gib) in [
             (&hard, Quota::Unspecified, 90),

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_are_taken_and_never_printed() {
+    fn credentials_are_taken_from_the_request_and_never_printed() {
         let credentials =
             take(&[("username", "vol-1"), ("password", "correct horse"), ("extra", "x")]).expect("usable");
         assert_eq!(credentials.expose_password(), "correct horse");
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn passwords_that_the_driver_makes_can_be_used_and_differ() {
+    fn generated_passwords_are_valid_and_distinct() {
         let volume_id = VolumeId::from_name("pvc-1").expect("a name");
         let made = || Credentials::random(&volume_id).expect("random bytes");
         let (first, second) = (made(), made());
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_or_unusable_credentials_say_what_to_give() {
+    fn credential_errors_explain_the_problem_without_the_password() {
         let long = "p".repeat(256);
         for (pairs, part) in [
             (&[("username", "u")][..], "csi.storage.k8s.io/provisioner-secret-name"),

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_read_in_both_forms() {
+    fn gmt_tokens_and_filetimes_are_parsed() {
         for (token, unix) in [
             ("@GMT-1970.01.01-00.00.00", 0),
             ("@GMT-2000.02.29-00.00.00", 951_782_400),
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_refused() {
+    fn invalid_snapshot_times_are_refused() {
         for bad in [
             "",
             "0",

@@ -198,7 +198,7 @@ mod tests {
 
     // The check of a socket blocks while another thread serves it.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn a_stale_socket_is_replaced_and_one_in_use_is_kept() {
+    async fn stale_socket_is_replaced_and_a_socket_in_use_is_kept() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("csi.sock");
         let (first, own) = listen_at(&path).expect("free");
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_where_connections_are_never_accepted_is_replaced() {
+    async fn socket_of_a_hung_process_is_replaced() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("csi.sock");
         // The socket of a killed process, with a thread that hangs in the kernel.
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_where_too_many_connections_wait_is_not_served() {
+    fn socket_with_a_full_backlog_is_not_served() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("csi.sock");
         let address = SocketAddrUnix::new(&path).expect("short");
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_old_process_leaves_its_successors_socket_alone() {
+    async fn old_process_does_not_remove_its_successors_socket() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("csi.sock");
         let (old, old_file) = listen_at(&path).expect("free");
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn its_own_folder_is_made_and_none_above() {
+    async fn only_the_parent_directory_of_the_socket_is_created() {
         let dir = tempfile::tempdir().expect("a directory");
         listen_at(&dir.path().join("csi.forebay.io/csi.sock")).expect("the folder is made");
         let error =
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_path_too_long_is_an_error() {
+    async fn overlong_socket_path_is_an_error() {
         assert!(listen_at(Path::new(&format!("/tmp/{}", "x".repeat(200)))).is_err());
     }
 }

@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_of_one_task_is_the_end_of_all() {
+    async fn panic_in_a_task_is_reported_as_its_failure() {
         let (stop, stopping) = watch::channel(false);
         let mut tasks = Tasks::default();
         tasks.spawn("the registration", until(stopping.clone()));
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_task_that_ends_early_is_a_failure_and_one_that_stops_is_none() {
+    async fn task_that_ends_before_the_stop_request_is_a_failure() {
         let (stop, stopping) = watch::channel(false);
         let mut tasks = Tasks::default();
         tasks.spawn("serving", until(stopping.clone()));
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_error_while_stopping_is_the_result() {
+    async fn error_during_shutdown_is_returned() {
         let mut tasks = Tasks::default();
         tasks.spawn("one", async { Ok(()) });
         tasks.spawn("two", async { Err(anyhow!("cannot remove it")) });

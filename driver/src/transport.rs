@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_signed_or_sealed_does_not_go_by_rdma() {
+    fn signed_or_sealed_volumes_do_not_use_rdma() {
         for options in [
             options(Protection::Seal, &[]),
             options(Protection::Sign, &[]),
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mount_option_is_the_same_as_the_requirement() {
+    fn rdma_mount_option_equals_transport_rdma() {
         let options = options(Protection::Optional, &["rdma"]);
         assert_eq!(Transport::Auto.with(&options).expect("asked for"), Transport::Rdma);
         assert_eq!(Transport::Rdma.with(&options).expect("asked for"), Transport::Rdma);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_without_rdma_means_tcp_or_a_refusal() {
+    fn server_without_rdma_leads_to_tcp_or_an_error() {
         let mut elsewhere = instance(&["RDMA", "TCP"]);
         if let Served::Instance { port, .. } = &mut elsewhere {
             *port = 1445;
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_lacks_something_says_what() {
+    fn node_without_rdma_uses_tcp_or_fails_with_the_cause() {
         let client =
             |smb_direct, no_port: Option<&str>| Client { smb_direct, no_port: no_port.map(str::to_owned) };
         for (client, part) in [
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_usable_port_is_enough_and_an_unusable_one_tells_why() {
+    fn one_usable_port_suffices_and_unusable_ports_are_explained() {
         let port = |state: &str| inventory::RdmaPort {
             number: 1,
             link_layer: inventory::LinkLayer::Ethernet,

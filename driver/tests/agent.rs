@@ -71,7 +71,7 @@ impl device_plugin::registration_server::Registration for Kubelet {
 }
 
 /// Waits until all of the 64 shares have this health.
-async fn until_shares_are(list: &mut Streaming<ListAndWatchResponse>, health: &str) {
+async fn wait_for_health(list: &mut Streaming<ListAndWatchResponse>, health: &str) {
     let look = async {
         loop {
             let devices = list.message().await.unwrap().unwrap().devices;
@@ -146,7 +146,7 @@ impl Node {
     }
 
     /// Waits until the agent has checked this many more times with nothing to publish.
-    fn looks_again(&mut self, times: usize) {
+    fn wait_for_checks(&mut self, times: usize) {
         let looks =
             |driver: &Process| driver.log().matches("looked at the node, nothing has changed").count();
         let (started, before) = (Instant::now(), looks(&self.driver));
@@ -184,7 +184,7 @@ fn own_netdev() -> Option<(String, IpAddr)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_is_registered_and_published() {
+async fn node_is_registered_and_its_status_is_published() {
     let api = cluster();
     let kubeconfig = api.kubeconfig_for(ACCOUNT, Some("system:serviceaccounts")).unwrap();
     let own = own_netdev();
@@ -211,7 +211,7 @@ async fn a_node_is_registered_and_published() {
     // Containers can use the node's RDMA devices as long as a port is usable.
     let (registered, mut shares) = node.devices().await;
     assert_eq!(registered.resource_name, "storage.forebay.io/rdma");
-    until_shares_are(&mut shares, if has_port { "Healthy" } else { "Unhealthy" }).await;
+    wait_for_health(&mut shares, if has_port { "Healthy" } else { "Unhealthy" }).await;
 
     let object = node.published(&api, |status| status.last_change_time.is_some());
     let of_node = api.kubectl().get(&["node", NODE]).unwrap();
@@ -236,14 +236,14 @@ async fn a_node_is_registered_and_published() {
     let patch = json!({"spec": {"unschedulable": true}}).to_string();
     api.kubectl().run(&["patch", "storagenode", NODE, "--type=merge", "-p", &patch]).unwrap();
     let before = api.kubectl().get(&["storagenode", NODE]).unwrap();
-    node.looks_again(2);
+    node.wait_for_checks(2);
     let later = api.kubectl().get(&["storagenode", NODE]).unwrap();
     assert_eq!(later["metadata"]["resourceVersion"], before["metadata"]["resourceVersion"], "{later:#}");
     let state = node.dir.path().join("host/sys/class/infiniband/rxe0/ports/1/state");
     fs::write(state, "1: DOWN\n").unwrap();
     let object = node.published(&api, |status| condition(status, "RdmaReady").as_deref() == Some("False"));
     if has_port {
-        until_shares_are(&mut shares, "Unhealthy").await;
+        wait_for_health(&mut shares, "Unhealthy").await;
     }
     assert_eq!(object["spec"]["unschedulable"], json!(true));
     assert_eq!(object["status"]["summary"]["rdma"], json!("0/1 soft-RoCE (port down)"));
@@ -257,7 +257,7 @@ async fn a_node_is_registered_and_published() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_driver_that_the_kubelet_refuses_ends_and_says_why() {
+async fn driver_exits_with_the_cause_if_the_kubelet_refuses_it() {
     // There is no API server; the node registers nevertheless.
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = dir.path().join("kubeconfig");

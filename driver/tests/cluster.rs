@@ -57,7 +57,7 @@ impl Town {
 }
 
 #[tokio::test]
-async fn a_volume_is_made_once_and_has_credentials_of_its_own() {
+async fn create_volume_is_idempotent_with_per_volume_credentials() {
     let mut town = Town::new(1).await;
     let volume = town.create(create("pvc-1", 64 * MIB)).await.unwrap();
     assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), ("c-0/pvc-1", 64 * MIB));
@@ -113,7 +113,7 @@ async fn a_volume_is_made_once_and_has_credentials_of_its_own() {
 }
 
 #[tokio::test]
-async fn requests_that_cannot_be_met_leave_nothing() {
+async fn failed_requests_leave_no_volume_or_record() {
     let mut town = Town::new(1).await;
     type Change = fn(&mut CreateVolumeRequest);
     let cases: [(&str, Code, Change); 10] = [
@@ -155,27 +155,27 @@ async fn requests_that_cannot_be_met_leave_nothing() {
     }
     assert_eq!((town.volumes().await, town.records().await), (vec![0], 0));
 
-    // Nor does a record stay if its instance lacks the room: another instance may have it.
+    // A record is also removed if its instance lacks the room: another instance may have it.
     town.write_record("pvc-1", "c-0", PASSWORD).await;
     let status = town.create(create("pvc-1", 1 << 60)).await.expect_err("an exbibyte");
     assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
     assert_eq!((town.volumes().await, town.records().await), (vec![0], 0));
 
-    // Nor while no instance could have it.
+    // The same applies while no instance is ready.
     town.statuses[0].phase = InstancePhase::NotReady;
     town.statuses[0].message = "its pod does not start: ImagePullBackOff".into();
-    town.tell().await;
+    town.write_status().await;
     let status = town.create(create("pvc-1", MIB)).await.expect_err("not ready");
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.message().contains("c-0 is not ready (NotReady: its pod does not start"), "{status}");
     assert_eq!(town.records().await, 0);
     town.statuses[0].phase = InstancePhase::Ready;
-    town.tell().await;
+    town.write_status().await;
     town.create(create("pvc-1", MIB)).await.unwrap();
 }
 
 #[tokio::test]
-async fn volumes_are_spread_and_seen_wherever_they_are() {
+async fn volumes_are_spread_and_found_on_every_instance() {
     let mut town = Town::new(2).await;
     for n in 1..=4 {
         let mut request = create(&format!("pvc-{n}"), MIB);
@@ -246,7 +246,7 @@ async fn volumes_are_spread_and_seen_wherever_they_are() {
 
     // A list without the volumes of an instance would imply that they are gone.
     town.instances[1].kill();
-    let status = town.list(0, "").await.expect_err("one is away");
+    let status = town.list(0, "").await.expect_err("an instance is down");
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.message().contains("c-1"), "{status}");
     let capacity = town.controller.get_capacity(ask(&[("cluster", CLUSTER)])).await.unwrap().into_inner();
@@ -257,12 +257,12 @@ async fn volumes_are_spread_and_seen_wherever_they_are() {
 }
 
 #[tokio::test]
-async fn a_call_goes_on_where_a_crash_ended_the_last_one() {
+async fn create_volume_resumes_after_a_controller_crash() {
     let mut town = Town::new(2).await;
     town.write_record("pvc-1", "c-1", PASSWORD).await;
     town.instances[1].kill();
     for _ in 0..2 {
-        let status = town.create(create("pvc-1", MIB)).await.expect_err("its instance is away");
+        let status = town.create(create("pvc-1", MIB)).await.expect_err("the instance is down");
         assert_eq!(status.code(), Code::Unavailable, "{status}");
         assert!(status.message().contains("c-1"), "{status}");
     }
@@ -290,7 +290,7 @@ async fn a_call_goes_on_where_a_crash_ended_the_last_one() {
     let status = controller.create_volume(create("pvc-1", 5 * MIB)).await.expect_err("larger");
     assert_eq!(status.code(), Code::AlreadyExists, "{status}");
     assert!(status.message().contains("capacity"), "{status}");
-    town.make_cluster("d").await;
+    town.create_cluster("d").await;
     let mut elsewhere = create("pvc-1", MIB);
     elsewhere.parameters.insert("cluster".into(), "d".into());
     let status = controller.create_volume(elsewhere).await.expect_err("another cluster");
@@ -301,7 +301,7 @@ async fn a_call_goes_on_where_a_crash_ended_the_last_one() {
 }
 
 #[tokio::test]
-async fn two_controllers_make_one_volume() {
+async fn two_controllers_create_one_volume_per_name() {
     let mut town = Town::new(2).await;
     let other = town.another_controller().await;
     for n in 0..5 {
@@ -329,7 +329,7 @@ async fn two_controllers_make_one_volume() {
 }
 
 #[tokio::test]
-async fn many_claims_at_once_are_spread() {
+async fn concurrent_claims_are_spread_over_the_instances() {
     const CLAIMS: usize = 60;
     let mut town = Town::new(2).await;
     let calls = (0..CLAIMS).map(|n| {
@@ -345,7 +345,7 @@ async fn many_claims_at_once_are_spread() {
 }
 
 #[tokio::test]
-async fn what_a_cluster_leaves_behind_is_not_forgotten() {
+async fn stale_records_are_replaced_and_orphaned_volumes_are_kept() {
     let mut town = Town::new(1).await;
     let volume = town.create(create("pvc-1", MIB)).await.unwrap();
     // An instance that was removed held nothing; the driver places its record again.
@@ -367,14 +367,14 @@ async fn what_a_cluster_leaves_behind_is_not_forgotten() {
 
     town.clusters().delete(CLUSTER, &DeleteParams::default()).await.unwrap();
     let delete = DeleteVolumeRequest { volume_id: volume.volume_id.clone(), ..Default::default() };
-    let status = town.controller.delete_volume(delete).await.expect_err("data are left");
+    let status = town.controller.delete_volume(delete).await.expect_err("the cluster is deleted");
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
     assert!(status.message().contains("forebay-pvc-1"), "{status}");
     assert!(status.message().contains(names::FINALIZER_VOLUME), "{status}");
     town.secrets().delete("forebay-pvc-1", &DeleteParams::default()).await.unwrap();
     let given_up = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
     town.secrets().patch("forebay-pvc-1", &PatchParams::default(), &given_up).await.unwrap();
-    assert_eq!(town.delete(&volume.volume_id).await, Code::Ok, "given up");
+    assert_eq!(town.delete(&volume.volume_id).await, Code::Ok, "its record is removed");
 }
 
 #[tokio::test]
@@ -387,7 +387,7 @@ async fn a_secret_lives_as_long_as_its_volume() {
     let marked = town.record("pvc-1").await.expect("the volume is there");
     assert!(marked.metadata.deletion_timestamp.is_some());
     assert_eq!(marked.data, before.data);
-    assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume, "the volume is still this one");
+    assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume, "it is the same volume");
     assert_eq!(town.delete(&volume.volume_id).await, Code::Ok);
     assert!(town.record("pvc-1").await.is_none());
 
@@ -402,7 +402,7 @@ async fn a_secret_lives_as_long_as_its_volume() {
 }
 
 #[tokio::test]
-async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
+async fn password_is_rotated_and_a_lost_secret_is_recreated() {
     let mut town = Town::new(1).await;
     let volume = town.create(create("pvc-1", MIB)).await.unwrap();
     let passwords = |secret: k8s_openapi::api::core::v1::Secret| {
@@ -443,7 +443,7 @@ async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
     assert_eq!((third.as_deref(), previous, next), (Some(PASSWORD), second, None));
 
     // All volumes with a PersistentVolume, and then only those of a certain age.
-    town::give_rights(&town.namespace);
+    town::grant_rights(&town.namespace);
     let persistent = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": format!("pv-{}", town.namespace)},
         "spec": {"capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteMany"], "csi": {"driver": "csi.forebay.io",
             "volumeHandle": volume.volume_id, "volumeAttributes": {"clusterNamespace": town.namespace}}}});
@@ -482,20 +482,20 @@ async fn a_volumes_password_is_rotated_and_a_lost_one_is_made_again() {
 }
 
 #[tokio::test]
-async fn a_record_without_a_volume_holds_up_nothing_that_goes() {
+async fn orphaned_record_does_not_block_instance_or_cluster_removal() {
     let mut town = Town::new(2).await;
     let volume = town.create(create("pvc-1", MIB)).await.unwrap();
     // An instance that is being removed: the operator waits for every record on it.
     town.write_record("pvc-2", "c-1", PASSWORD).await;
     town.statuses[1].phase = InstancePhase::Removing;
-    town.tell().await;
-    let status = town.create(create("pvc-2", MIB)).await.expect_err("it goes");
+    town.write_status().await;
+    let status = town.create(create("pvc-2", MIB)).await.expect_err("it is being removed");
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(town.record("pvc-2").await.is_none());
     assert_eq!(town.create(create("pvc-2", MIB)).await.unwrap().volume_id, "c-0/pvc-2");
     // An instance that is to be removed, but the operator has not reported that yet.
     town.statuses[1].phase = InstancePhase::Ready;
-    town.tell().await;
+    town.write_status().await;
     town.write_record("pvc-3", "c-1", PASSWORD).await;
     let fewer = Patch::Merge(json!({ "spec": { "instances": 1 } }));
     town.clusters().patch(CLUSTER, &PatchParams::default(), &fewer).await.unwrap();
@@ -504,7 +504,7 @@ async fn a_record_without_a_volume_holds_up_nothing_that_goes() {
     // An instance that is only starting keeps its record.
     town.write_record("pvc-3", "c-0", PASSWORD).await;
     town.statuses[0].phase = InstancePhase::Starting;
-    town.tell().await;
+    town.write_status().await;
     assert_eq!(code(town.controller.create_volume(create("pvc-3", MIB)).await), Code::Unavailable);
     assert!(town.record("pvc-3").await.is_some());
 
@@ -515,12 +515,12 @@ async fn a_record_without_a_volume_holds_up_nothing_that_goes() {
     let status = town.create(create("pvc-3", MIB)).await.expect_err("it is being deleted");
     assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
     assert!(town.record("pvc-3").await.is_none());
-    assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume, "what is there is there");
+    assert_eq!(town.create(create("pvc-1", MIB)).await.unwrap(), volume, "existing volumes are kept");
     assert_eq!((town.volumes().await.iter().sum::<usize>(), town.records().await), (2, 2));
 }
 
 #[tokio::test]
-async fn a_controller_that_missed_the_removal_of_an_instance_is_counted() {
+async fn volumes_created_during_an_instance_removal_have_counted_records() {
     const CLAIMS: usize = 40;
     let mut town = Town::new(2).await;
     let calls = (0..CLAIMS).map(|n| {
@@ -534,7 +534,7 @@ async fn a_controller_that_missed_the_removal_of_an_instance_is_counted() {
         assert!(started.elapsed() < process::DEADLINE);
     }
     town.statuses[1].phase = InstancePhase::Removing;
-    town.tell().await;
+    town.write_status().await;
     let on_it = ListParams::default().labels(&format!("{}=c-1", names::LABEL_INSTANCE));
     let counted = town.secrets().list(&on_it).await.unwrap();
     let counted: Vec<String> =
@@ -545,8 +545,8 @@ async fn a_controller_that_missed_the_removal_of_an_instance_is_counted() {
         }
     }
     let made = town.instances[1].volumes().await;
-    assert!(made.iter().all(|share| counted.contains(share)), "{made:?} are there, counted were {counted:?}");
-    // Every volume that was given up finds a place.
+    assert!(made.iter().all(|share| counted.contains(share)), "created {made:?}, counted {counted:?}");
+    // Every volume that was refused can be created now.
     for n in 0..CLAIMS {
         town.create(create(&format!("pvc-{n}"), MIB)).await.unwrap();
     }
@@ -555,7 +555,7 @@ async fn a_controller_that_missed_the_removal_of_an_instance_is_counted() {
 }
 
 #[tokio::test]
-async fn a_new_certificate_is_taken_without_a_restart() {
+async fn renewed_certificate_is_used_without_a_restart() {
     let mut town = Town::new(1).await;
     let good = town.authority.issue(names::CLIENT_DRIVER);
     let stranger = Authority::new();
@@ -577,7 +577,7 @@ async fn a_new_certificate_is_taken_without_a_restart() {
         // Both authorities, as while one replaces the other.
         town.write_certificate(&good, &format!("{other}{pem}")).await;
         let repaired = controller.create_volume(create("pvc-1", MIB)).await;
-        assert_eq!(code(repaired), Code::Ok, "{what}, and then a good one");
+        assert_eq!(code(repaired), Code::Ok, "{what}, then a valid one");
     }
     // Without any certificate.
     town.secrets().delete(&names::driver_secret(CLUSTER), &DeleteParams::default()).await.unwrap();
@@ -588,7 +588,7 @@ async fn a_new_certificate_is_taken_without_a_restart() {
 }
 
 #[tokio::test]
-async fn without_the_api_server_calls_end_soon() {
+async fn calls_fail_quickly_without_the_api_server() {
     let dir = tempfile::tempdir().unwrap();
     // Nothing listens there.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -620,7 +620,7 @@ async fn without_the_api_server_calls_end_soon() {
 }
 
 #[tokio::test]
-async fn a_node_looks_up_where_the_instance_is() {
+async fn node_looks_up_the_address_of_the_instance() {
     let mut town = Town::new(1).await;
     let volume = town.create(create("pvc-1", MIB)).await.unwrap();
     let folder = |name: &str| {
@@ -642,7 +642,7 @@ async fn a_node_looks_up_where_the_instance_is() {
     };
     let address = std::mem::take(&mut town.statuses[0].address);
     town.statuses[0].message = "it starts".into();
-    town.tell().await;
+    town.write_status().await;
     let status = client.node_stage_volume(stage.clone()).await.expect_err("no address");
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     assert!(status.message().contains("instance c-0 has no address yet"), "{status}");
@@ -650,7 +650,7 @@ async fn a_node_looks_up_where_the_instance_is() {
     // Nothing listens there, so that the call ends in the same way with and without the kernel's SMB client.
     town.statuses[0].address = address;
     town.statuses[0].port = 1;
-    town.tell().await;
+    town.write_status().await;
     let status = client.node_stage_volume(stage.clone()).await.expect_err("nothing listens");
     assert!(!status.message().contains("no address"), "{status}");
     assert!(status.message().contains("//127.0.0.1"), "{status}");

@@ -1,4 +1,4 @@
-//! The controller's process with an admin API that does what it is asked to.
+//! The controller's process with an admin API that the test controls.
 #![allow(clippy::unwrap_used)]
 
 mod peer;
@@ -33,9 +33,9 @@ async fn start() -> (TempDir, Peer, Process, World) {
 }
 
 #[tokio::test]
-async fn a_controller_keeps_its_promises() {
+async fn controller_meets_its_csi_guarantees() {
     let (_dir, peer, driver, world) = start().await;
-    world.holds().await;
+    world.check_guarantees().await;
     assert_eq!(peer.volumes(), 0);
     assert!(!driver.log().contains(volumes::PASSWORD));
 }
@@ -47,7 +47,7 @@ async fn a_second_call_for_a_volume_is_aborted_while_the_first_waits() {
     let mut first = world.controller.clone();
     let first = tokio::spawn(async move { first.create_volume(create("pvc-1", MIB)).await });
     eventually(&mut driver, || async { if peer.waiting() == 1 { Ok(()) } else { Err("not yet") } }).await;
-    let status = world.create(create("pvc-1", MIB)).await.expect_err("under way");
+    let status = world.create(create("pvc-1", MIB)).await.expect_err("in progress");
     assert_eq!(status.code(), Code::Aborted, "{status}");
     let delete = DeleteVolumeRequest { volume_id: "pvc-1".into(), ..Default::default() };
     assert_eq!(code(world.controller.delete_volume(delete).await), Code::Aborted);
@@ -57,7 +57,7 @@ async fn a_second_call_for_a_volume_is_aborted_while_the_first_waits() {
 }
 
 #[tokio::test]
-async fn a_call_under_way_ends_before_the_driver_does() {
+async fn driver_finishes_running_calls_before_it_exits() {
     let (dir, peer, mut driver, world) = start().await;
     peer.set_silent(true);
     let mut first = world.controller.clone();
@@ -79,7 +79,7 @@ async fn a_call_under_way_ends_before_the_driver_does() {
 }
 
 #[tokio::test]
-async fn a_volume_is_inaccessible_while_its_server_does_not_answer() {
+async fn volume_health_is_inaccessible_while_the_server_is_down() {
     let (_dir, peer, _driver, mut world) = start().await;
     world.create(create("pvc-1", MIB)).await.unwrap();
     let mut health = async |volume_id: &str| {
@@ -113,7 +113,7 @@ async fn a_volume_in_use_is_not_deleted() {
 }
 
 #[tokio::test]
-async fn no_volume_is_made_that_no_node_could_mount() {
+async fn volume_without_a_reachable_address_is_not_created() {
     let (_dir, peer, _driver, mut world) = start().await;
     peer.set_addresses(&["0.0.0.0:445", "[::]:445"]);
     let status = world.create(create("pvc-1", MIB)).await.expect_err("no address");
@@ -127,7 +127,7 @@ async fn no_volume_is_made_that_no_node_could_mount() {
 }
 
 #[tokio::test]
-async fn the_driver_is_ready_when_its_server_is_and_finds_it_again() {
+async fn probe_reports_ready_once_the_server_is_reachable() {
     let dir = tempfile::tempdir().unwrap();
     let mut driver = start_driver(dir.path(), "controller", &[]);
     let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;

@@ -70,7 +70,7 @@ async fn limits_reach_the_server(world: &World, admin: &Path) {
     world.controller.delete_volume(request).await.unwrap();
 }
 
-async fn promises_hold(pool_path: &Path, quota: &str, on_xfs: bool) {
+async fn check_guarantees(pool_path: &Path, quota: &str, on_xfs: bool) {
     let dir = tempfile::tempdir().unwrap();
     let (mut server, port) = start_server(dir.path(), pool_path, quota).await;
     let mut driver = start_driver(dir.path(), "controller", &[]);
@@ -83,7 +83,7 @@ async fn promises_hold(pool_path: &Path, quota: &str, on_xfs: bool) {
         address: format!("127.0.0.1:{port}"),
     };
     limits_reach_the_server(&world, &dir.path().join("admin.sock")).await;
-    world.holds().await;
+    world.check_guarantees().await;
     for process in [&mut driver, &mut server] {
         process.assert_running();
         assert!(!process.log().contains(volumes::PASSWORD));
@@ -91,21 +91,21 @@ async fn promises_hold(pool_path: &Path, quota: &str, on_xfs: bool) {
 }
 
 #[tokio::test]
-async fn a_controller_keeps_its_promises_without_quota() {
+async fn controller_meets_its_csi_guarantees_without_quota() {
     let pool = tempfile::tempdir_in("/dev/shm").unwrap();
-    promises_hold(pool.path(), "none", false).await;
+    check_guarantees(pool.path(), "none", false).await;
 }
 
 #[tokio::test]
-async fn a_controller_keeps_its_promises_with_snapshots() {
+async fn controller_meets_its_csi_guarantees_with_snapshots() {
     if let Some(xfs) = Xfs::without_quota() {
-        promises_hold(&xfs.path(), "none", true).await;
+        check_guarantees(&xfs.path(), "none", true).await;
     }
 }
 
 #[tokio::test]
-async fn a_controller_keeps_its_promises_with_quota() {
+async fn controller_meets_its_csi_guarantees_with_quota() {
     if let Some(xfs) = Xfs::new() {
-        promises_hold(&xfs.path(), "project", true).await;
+        check_guarantees(&xfs.path(), "project", true).await;
     }
 }

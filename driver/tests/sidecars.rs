@@ -53,10 +53,10 @@ fn start(dir: &Path, program: PathBuf, namespace: &str, arguments: &[&str]) -> P
 }
 
 #[tokio::test]
-async fn a_claim_becomes_a_volume_grows_and_goes() {
+async fn claim_is_provisioned_expanded_modified_and_deleted() {
     let _alone = PROVISIONER.lock().await;
     let mut town = Town::new(1).await;
-    town::give_rights(&town.namespace);
+    town::grant_rights(&town.namespace);
     let tools = Tools::prepare(&Cache::open().unwrap(), &[SIDECARS]).unwrap();
     let (provisioner, resizer) = (tools.path("csi-provisioner"), tools.path("csi-resizer"));
     let provisioning = ["--timeout=60s", "--extra-create-metadata"];
@@ -164,11 +164,11 @@ fn claim_of(name: &str, source: Option<(&str, &str)>) -> String {
 /// With upstream's snapshot controller and csi-snapshotter: of two instances, the one with the volume has the snapshot and the
 /// volumes created from it.
 #[tokio::test]
-async fn a_snapshot_of_a_claim_becomes_a_claim_again() {
+async fn snapshot_of_a_claim_is_restored_to_a_new_claim() {
     let Some(xfs) = Xfs::without_quota() else { return };
     let _alone = PROVISIONER.lock().await;
     let mut town = Town::with_pools(Some(&xfs.path()), 2).await;
-    town::give_rights(&town.namespace);
+    town::grant_rights(&town.namespace);
     let tools = Tools::prepare(&Cache::open().unwrap(), &[SIDECARS, SNAPSHOTS]).unwrap();
     let controller = tools.path("snapshot-controller");
     let definitions = fs::read_to_string(controller.with_file_name(SNAPSHOT_DEFINITIONS)).unwrap();
@@ -255,7 +255,7 @@ async fn a_snapshot_of_a_claim_becomes_a_claim_again() {
 
     delete(&["volumesnapshot", "nightly"]);
     until(&mut sidecars, &get, |snapshot| snapshot.is_none()).await;
-    group_of_snapshots(&mut sidecars, &["restored", "clone"]).await;
+    check_group_snapshot(&mut sidecars, &["restored", "clone"]).await;
     for name in ["first", "restored", "clone"] {
         delete(&["persistentvolumeclaim", name]);
     }
@@ -273,7 +273,7 @@ fn is_empty(list: &Value) -> bool {
 }
 
 /// Snapshots of these claims as a group: both are ready, and both are deleted with it.
-async fn group_of_snapshots(sidecars: &mut [Process], claims: &[&str]) {
+async fn check_group_snapshot(sidecars: &mut [Process], claims: &[&str]) {
     for claim in claims {
         kubectl()
             .run(&["label", "persistentvolumeclaim", claim, "--namespace=default", "job=training"])
@@ -337,7 +337,7 @@ async fn limits(town: &mut Town) -> (u64, Priority) {
 
 /// The specs of the controller and of identity. The node's specs need the kernel's SMB client and run in the lab.
 #[tokio::test]
-async fn csi_sanity_finds_nothing_in_the_controller() {
+async fn csi_sanity_passes_for_the_controller() {
     let Some(xfs) = Xfs::without_quota() else { return };
     let mut town = Town::with_pools(Some(&xfs.path()), 2).await;
     let tools = Tools::prepare(&Cache::open().unwrap(), &[SANITY]).unwrap();

@@ -29,7 +29,7 @@ fn create() -> CreateVolumeRequest {
 }
 
 #[tokio::test]
-async fn a_controller_tells_what_it_is_and_ends_cleanly() {
+async fn controller_reports_its_capabilities_and_exits_cleanly() {
     let dir = tempfile::tempdir().unwrap();
     let mut driver = start_driver(dir.path(), "controller", &[]);
     let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
@@ -58,14 +58,14 @@ async fn a_controller_tells_what_it_is_and_ends_cleanly() {
     assert_eq!(probe.ready, Some(false));
 
     let status = NodeClient::new(channel).node_get_info(NodeGetInfoRequest {}).await.unwrap_err();
-    assert_eq!(status.code(), Code::Unimplemented, "a controller is no node");
+    assert_eq!(status.code(), Code::Unimplemented, "the node service is not served");
 
     assert!(driver.terminate().await.success());
     assert!(!dir.path().join("csi.sock").exists());
 }
 
 #[tokio::test]
-async fn a_node_tells_what_it_is() {
+async fn node_reports_its_id_and_capabilities() {
     let dir = tempfile::tempdir().unwrap();
     let mut driver = start_driver(dir.path(), "node", &["--node-id", "worker-1"]);
     let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
@@ -75,11 +75,11 @@ async fn a_node_tells_what_it_is() {
     let capabilities = node.node_get_capabilities(NodeGetCapabilitiesRequest {}).await.unwrap().into_inner();
     assert_eq!(capabilities.capabilities.len(), 6);
     let status = ControllerClient::new(channel).create_volume(create()).await.unwrap_err();
-    assert_eq!(status.code(), Code::Unimplemented, "a node is no controller");
+    assert_eq!(status.code(), Code::Unimplemented, "the controller service is not served");
 }
 
 #[tokio::test]
-async fn bad_requests_are_refused_with_a_reason() {
+async fn invalid_requests_are_refused_with_the_cause() {
     let dir = tempfile::tempdir().unwrap();
     let mut driver = start_driver(dir.path(), "controller", &[]);
     let channel = connect(&mut driver, &dir.path().join("csi.sock")).await;
@@ -141,7 +141,7 @@ async fn bad_requests_are_refused_with_a_reason() {
     let status = controller.delete_volume(DeleteVolumeRequest::default()).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     let impossible = DeleteVolumeRequest { volume_id: "No/Such".into(), ..Default::default() };
-    controller.delete_volume(impossible).await.expect("what cannot exist is deleted");
+    controller.delete_volume(impossible).await.expect("an impossible id counts as deleted");
     let expand = ControllerExpandVolumeRequest { volume_id: "v".into(), ..Default::default() };
     let status = controller.controller_expand_volume(expand).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");
@@ -157,7 +157,7 @@ async fn bad_requests_are_refused_with_a_reason() {
 }
 
 #[tokio::test]
-async fn logs_hold_no_secret_however_much_is_logged() {
+async fn logs_contain_no_secret_at_trace_level() {
     let dir = tempfile::tempdir().unwrap();
     let mut driver =
         start_driver(dir.path(), "all", &["--node-id", "n", "--log", "trace", "--log-format", "json"]);
@@ -179,7 +179,7 @@ async fn logs_hold_no_secret_however_much_is_logged() {
 }
 
 #[tokio::test]
-async fn a_driver_that_cannot_start_says_why() {
+async fn startup_errors_name_the_cause() {
     let dir = tempfile::tempdir().unwrap();
     let mut first = start_driver(dir.path(), "controller", &[]);
     connect(&mut first, &dir.path().join("csi.sock")).await;
@@ -264,7 +264,7 @@ async fn health_is_reported_over_http() {
 }
 
 #[tokio::test]
-async fn a_node_without_the_smb_client_says_so_and_holds_up_nothing() {
+async fn node_without_the_smb_client_reports_it_and_stays_ready() {
     let dir = tempfile::tempdir().unwrap();
     let mut driver = start_driver(dir.path(), "node", &[&HEALTH[..], &["--node-id", "n"]].concat());
     let address = http_address(&mut driver, dir.path(), "node").await;
@@ -288,7 +288,7 @@ async fn a_node_without_the_smb_client_says_so_and_holds_up_nothing() {
 }
 
 #[tokio::test]
-async fn a_driver_that_loses_its_socket_ends() {
+async fn driver_exits_when_it_loses_its_socket() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("csi.sock");
     let mut driver = start_driver(dir.path(), "controller", &HEALTH);
@@ -303,7 +303,7 @@ async fn a_driver_that_loses_its_socket_ends() {
 }
 
 #[tokio::test]
-async fn a_driver_that_cannot_be_reached_is_not_healthy() {
+async fn driver_without_its_socket_is_not_healthy() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("csi.sock");
     let mut driver = start_driver(dir.path(), "controller", &HEALTH);

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_is_there_when_loaded_built_in_or_loadable() {
+    fn module_is_present_if_loaded_built_in_or_loadable() {
         let all = modules(Some("cifs 1 0 - Live 0x0\n"), Some("kernel/x.ko\n"), Some(DEP));
         for (name, presence) in [
             ("cifs", Presence::Yes),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn needs_and_users_are_reported() {
+    fn module_dependencies_and_users_are_reported() {
         let all =
             modules(Some("rdma_cm 4096 2 cifs,rpcrdma, Live 0x0\ncifs 1 0 - Live 0x0\n"), None, Some(DEP));
         assert!(all.is_used_by("rdma_cm", "cifs") && !all.is_used_by("rdma_cm", "nfs"));

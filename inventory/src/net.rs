@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_could_lead_elsewhere_are_none() {
+    fn unsafe_interface_names_are_rejected() {
         for name in ["eth0", "enp129s0f0np0", "ib0.8001", "bond0.100"] {
             assert!(is_name(name), "{name}");
         }
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn up_is_what_can_carry_packets() {
+    fn netdev_is_up_only_if_it_can_carry_packets() {
         let netdev = |operstate: &str, enabled, carrier| Netdev {
             operstate: operstate.into(),
             enabled,

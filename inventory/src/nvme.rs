@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn namespaces_are_known_by_their_name() {
+    fn nvme_namespaces_are_recognised_by_name() {
         for (name, is) in [
             ("nvme0n1", true),
             ("nvme12n34", true),

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_count_by_value() {
+    fn numbers_in_names_are_compared_by_value() {
         let mut names = ["mlx5_10", "mlx5_2", "mlx5_1", "bnxt_re0", "mlx5_bond_0", "mlx5_02", "mlx5", ""];
         names.sort_by(|a, b| compare(a, b));
         assert_eq!(names, ["", "bnxt_re0", "mlx5", "mlx5_1", "mlx5_02", "mlx5_2", "mlx5_10", "mlx5_bond_0"]);

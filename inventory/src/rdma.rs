@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_read_as_the_kernel_writes_them() {
+    fn link_rates_are_parsed_from_sysfs_text() {
         for (text, mbps) in [
             ("2.5 Gb/sec (1X)", Some(2_500)),
             ("10 Gb/sec (4X)", Some(10_000)),

@@ -7,7 +7,7 @@ use forebay_inventory::{Kernel, Presence};
 use tree::read;
 
 #[test]
-fn local_drives_are_found_and_those_in_use_are_marked() {
+fn nvme_drives_are_found_and_marked_if_in_use() {
     let inventory = read(&[include_str!("trees/nvme.tree")]);
     let rows: Vec<_> = inventory
         .nvme
@@ -48,7 +48,7 @@ fn debian(cifs_needs: &str) -> String {
 const NLS: &str = "kernel/fs/smb/common/cifs_md4.ko.xz";
 
 #[test]
-fn facts_of_a_kernel_are_reported() {
+fn kernel_facts_are_reported() {
     let inventory = read(&[&debian(NLS)]);
     assert_eq!(
         inventory.kernel,
@@ -68,7 +68,7 @@ fn facts_of_a_kernel_are_reported() {
 }
 
 #[test]
-fn smb_direct_is_reported_only_if_something_proves_it() {
+fn smb_direct_support_is_reported_only_with_evidence() {
     let with = |extra: &str| read(&[&debian(NLS), extra]).kernel.cifs_smb_direct;
     let needing = |needs: &str| read(&[&debian(needs)]).kernel.cifs_smb_direct;
     use Presence::{No, Unknown, Yes};
@@ -79,7 +79,7 @@ fn smb_direct_is_reported_only_if_something_proves_it() {
         Yes
     );
     assert_eq!(needing("kernel/fs/smb/common/smbdirect/smbdirect.ko.xz"), Yes);
-    // The loaded one counts more than the one on disk.
+    // The loaded module takes precedence over the one on disk.
     assert_eq!(with("proc/fs/cifs/DebugData\tx\nproc/fs/cifs/smbd_max_send_size\t1364\n"), Yes);
     assert_eq!(with("proc/fs/cifs/DebugData\tx\nproc/fs/cifs/LookupCacheEnabled\t1\n"), No);
     let base = debian(NLS);
@@ -91,7 +91,7 @@ fn smb_direct_is_reported_only_if_something_proves_it() {
     assert_eq!(loaded("smbdirect 1 1 cifs, Live 0x0\\ncifs 1 2 - Live 0x0"), Yes);
     assert_eq!(loaded("rdma_cm 1 1 nvme_rdma, Live 0x0\\ncifs 1 2 - Live 0x0"), No);
 
-    // cifs in the kernel itself: only the configuration tells.
+    // cifs is built in: only the configuration shows whether SMB Direct is supported.
     let built_in = "proc/sys/kernel/osrelease\t6.12\nlib/modules/6.12/modules.dep\tkernel/a.ko:\n\
         lib/modules/6.12/modules.builtin\tkernel/fs/smb/client/cifs.ko\n";
     let config = |text: &str| read(&[built_in, &format!("boot/config-6.12\t{text}")]).kernel;
@@ -101,14 +101,14 @@ fn smb_direct_is_reported_only_if_something_proves_it() {
     assert_eq!(config("CONFIG_MMU=y\\n# CONFIG_CIFS_SMB_DIRECT is not set").cifs_smb_direct, No);
     assert_eq!(config("").cifs_smb_direct, Unknown);
 
-    // Nothing to go by.
+    // No evidence.
     assert_eq!(read(&["proc/sys/kernel/osrelease\t6.12\n"]).kernel.cifs, Unknown);
     assert_eq!(read(&["proc/sys/kernel/osrelease\t6.12\n"]).kernel.cifs_smb_direct, Unknown);
     assert_eq!(read(&["proc/filesystems\tnodev\\tcifs\\n"]).kernel.cifs, Yes);
 }
 
 #[test]
-fn io_uring_can_be_switched_off() {
+fn io_uring_support_follows_sysctl_and_kernel_config() {
     let of = |tree: &str| read(&["proc/sys/kernel/osrelease\t6.1\n", tree]).kernel.io_uring;
     assert_eq!(of("proc/sys/kernel/io_uring_disabled\t0\n"), Presence::Yes);
     assert_eq!(of("proc/sys/kernel/io_uring_disabled\t1\n"), Presence::No);
@@ -119,7 +119,7 @@ fn io_uring_can_be_switched_off() {
 }
 
 #[test]
-fn the_host_that_runs_this_test_can_be_read() {
+fn test_host_can_be_read() {
     let inventory = forebay_inventory::Host::at("/").read();
     assert!(inventory.kernel.release.is_some());
     assert!(inventory.netdevs.iter().any(|n| n.name == "lo" && n.mtu > 0), "{:?}", inventory.netdevs);

@@ -38,7 +38,7 @@ fn files(dir: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn any_file_may_be_missing_or_a_directory() {
+fn missing_files_and_directories_in_their_place_are_tolerated() {
     for text in TREES {
         let dir = unpacked(&[text]);
         let whole = Host::at(dir.path()).read();
@@ -48,10 +48,10 @@ fn any_file_may_be_missing_or_a_directory() {
             let content = fs::read(&path).unwrap();
             fs::remove_file(&path).unwrap();
             let without = Host::at(dir.path()).read();
-            // One device at most is gone: the one with an unknown type or transport.
+            // At most one device is missing: the one with an unknown type or transport.
             assert!(without.rdma.len() + 1 >= whole.rdma.len(), "{}", path.display());
             assert!(without.nvme.len() + 1 >= whole.nvme.len(), "{}", path.display());
-            assert_eq!(without.oddities, [], "what is missing is not odd: {}", path.display());
+            assert_eq!(without.oddities, [], "a missing file is no oddity: {}", path.display());
             fs::create_dir(&path).unwrap();
             let instead = Host::at(dir.path()).read();
             assert!(instead.rdma.len() + 1 >= whole.rdma.len(), "{}", path.display());
@@ -63,7 +63,7 @@ fn any_file_may_be_missing_or_a_directory() {
 }
 
 #[test]
-fn links_that_loop_cost_only_what_they_hide() {
+fn symlink_loops_hide_only_the_affected_entries() {
     let dir = unpacked(&[TREES[0]]);
     let device = dir.path().join("sys/class/infiniband/mlx5_9");
     symlink("mlx5_9", &device).unwrap();
@@ -81,7 +81,7 @@ fn links_that_loop_cost_only_what_they_hide() {
 }
 
 #[test]
-fn files_that_must_not_be_read_are_named() {
+fn unreadable_files_are_reported_as_oddities() {
     let dir = unpacked(&[TREES[5]]);
     let rate = dir.path().join("sys/class/infiniband/rxe0/ports/1/rate");
     fs::set_permissions(&rate, fs::Permissions::from_mode(0o000)).unwrap();
@@ -98,7 +98,7 @@ fn files_that_must_not_be_read_are_named() {
 }
 
 #[test]
-fn a_pipe_in_place_of_a_file_does_not_stop_the_reader() {
+fn pipe_in_place_of_a_file_does_not_block_the_reader() {
     let dir = unpacked(&[TREES[5]]);
     let state = dir.path().join("sys/class/infiniband/rxe0/ports/1/state");
     fs::remove_file(&state).unwrap();
@@ -115,15 +115,15 @@ fn a_pipe_in_place_of_a_file_does_not_stop_the_reader() {
 }
 
 #[test]
-fn names_of_network_devices_do_not_lead_out_of_the_tree() {
+fn network_device_names_cannot_escape_the_tree() {
     let hostile = TREES[5].replace("\teth1", "\t../../../../etc");
     let inventory = read(&[&hostile]);
-    // What the hostile texts would have reported is worked out otherwise.
+    // The name is derived from another source than the hostile text.
     assert_eq!(inventory.rdma[0].ports[0].netdevs, ["eth1"]);
 }
 
 #[test]
-fn garbage_is_odd_and_harmless() {
+fn garbage_values_are_reported_and_ignored() {
     let garbage = TREES[0]
         .replace("400 Gb/sec (4X NDR)", "\u{fffd}\u{7}fast")
         .replace("numa_node\t1", "numa_node\tone");
@@ -135,7 +135,7 @@ fn garbage_is_odd_and_harmless() {
 }
 
 #[test]
-fn endless_files_and_directories_are_cut() {
+fn oversized_files_and_directories_are_truncated() {
     let dir = unpacked(&[TREES[5]]);
     let node_desc = dir.path().join("sys/class/infiniband/rxe0/hca_type");
     fs::write(node_desc, "x".repeat(1 << 20)).unwrap();
@@ -152,7 +152,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_content_of_any_file_makes_it_fail(
+    fn arbitrary_file_contents_are_read_without_panic(
         tree in 0..TREES.len(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), content()), 1..12),
     ) {
@@ -179,7 +179,7 @@ proptest! {
     }
 }
 
-/// Bytes of any kind, and numbers and texts at the edges of what belongs there.
+/// Arbitrary bytes, and numbers and texts near the limits of the expected formats.
 fn content() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         prop::collection::vec(any::<u8>(), 0..64),

@@ -184,7 +184,7 @@ fn ports_are_described() {
 }
 
 #[test]
-fn a_port_is_usable_when_its_link_and_its_network_device_are() {
+fn port_is_usable_with_an_active_link_and_network_device() {
     let roce = read(&[CONNECTX_ROCE]);
     let own = addresses(&[
         ("enp129s0f0np0", "10.1.0.3"),
@@ -195,7 +195,7 @@ fn a_port_is_usable_when_its_link_and_its_network_device_are() {
     assert_eq!((found.netdev.as_deref(), found.mtu, found.unusable), (Some("enp129s0f0np0"), 4200, None));
     assert_eq!(found.addresses, ["10.1.0.3", "fd00::3"].map(|a| a.parse::<IpAddr>().unwrap()));
 
-    // Where only the VLAN has an address, connections go by it.
+    // If only the VLAN has an address, connections use it.
     let found = assessed(&roce, "mlx5_0", 0, &addresses(&[("storage.40", "10.40.0.3")]));
     assert_eq!((found.netdev.as_deref(), found.unusable), (Some("storage.40"), None));
 
@@ -207,7 +207,7 @@ fn a_port_is_usable_when_its_link_and_its_network_device_are() {
 }
 
 #[test]
-fn a_port_that_is_not_usable_says_why() {
+fn unusable_port_has_a_reason() {
     let all = addresses(&[("ibp202s0", "10.3.0.1"), ("enp129s0f1np1", "10.1.1.3"), ("eth1", "169.254.7.7")]);
     for (tree, name, reason, part) in [
         (CONNECTX_ROCE, "mlx5_0", "NoAddress", "enp129s0f0np0 has no IP address"),
@@ -231,7 +231,7 @@ fn a_port_that_is_not_usable_says_why() {
 }
 
 #[test]
-fn soft_roce_is_what_a_running_kernel_shows() {
+fn soft_roce_devices_captured_from_a_kernel_are_read() {
     let inventory = read(&[RXE_CAPTURED]);
     let rxe = |name| (name, "rdma_rxe", "", "", Transport::InfiniBand, true, None);
     assert_eq!(rows(&inventory), [rxe("rxe0"), rxe("rxe1"), rxe("rxe2")]);
@@ -239,22 +239,22 @@ fn soft_roce_is_what_a_running_kernel_shows() {
     let usable = |name| assessed(&inventory, name, 0, &own);
     assert_eq!((usable("rxe0").netdev.as_deref(), usable("rxe0").mtu), (Some("eth0"), 9000));
     assert_eq!(usable("rxe0").unusable, None);
-    // A dummy has no carrier to speak of: its state is unknown, and the link is up.
+    // A dummy device has no carrier: its state is unknown, and the link is up.
     assert_eq!((usable("rxe1").netdev.as_deref(), usable("rxe1").unusable), (Some("rdma0"), None));
     assert_eq!(usable("rxe2").unusable.unwrap().reason(), "PortNotActive");
     assert_eq!(device(&inventory, "rxe0").ports[0].rate_mbps, 2_500);
 }
 
 #[test]
-fn a_host_may_have_nothing_at_all() {
+fn empty_host_has_an_empty_inventory() {
     let inventory = read(&[]);
     assert_eq!(inventory, Inventory::default());
-    // Nor need the root exist.
+    // The root need not exist either.
     assert_eq!(forebay_inventory::Host::at("/nonexistent").read(), Inventory::default());
 }
 
 #[test]
-fn several_vendors_live_side_by_side() {
+fn devices_of_several_vendors_are_listed_in_order() {
     let inventory = read(&[CONNECTX_ROCE, BROADCOM, INTEL, RXE, SIW]);
     let names: Vec<&str> = inventory.rdma.iter().map(|d| d.name.as_str()).collect();
     assert_eq!(names, ["bnxt_re0", "iwp61s0f1", "mlx5_0", "mlx5_1", "rocep177s0f0", "rxe0", "siw0", "siw1"]);
@@ -264,13 +264,13 @@ fn several_vendors_live_side_by_side() {
 }
 
 #[test]
-fn software_iwarp_is_what_a_running_kernel_shows() {
+fn software_iwarp_devices_captured_from_a_kernel_are_read() {
     let inventory = read(&[SIW_CAPTURED]);
     let siw = |name| (name, "siw", "", "", Transport::Iwarp, true, None);
     assert_eq!(rows(&inventory), [siw("siw0"), siw("siw1"), siw("siw2"), siw("siw3")]);
     assert_eq!(inventory.oddities, []);
     let netdevs: Vec<_> = inventory.rdma.iter().map(|d| d.ports[0].netdevs.join(",")).collect();
-    // By the GIDs' network devices: the GUIDs of the first and the last are the same.
+    // Derived from the GIDs' network devices: the GUIDs of the first and the last are the same.
     assert_eq!(netdevs, ["eth0", "rdma0", "rdma1", "rdma2"]);
     let own = addresses(&[
         ("eth0", "192.168.77.1"),

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_read_as_they_were_written_and_wrong_data_is_noticed() {
+    fn read_verifies_length_and_contents_of_written_files() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file");
         let mut buffer = Buffer::new();

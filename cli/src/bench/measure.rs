@@ -284,7 +284,7 @@ mod tests {
     use crate::bench::plan::Workload;
 
     #[test]
-    fn every_sample_is_read_once_in_an_epoch_and_by_others_in_the_next() {
+    fn each_epoch_reads_every_sample_once_in_a_different_order() {
         let (samples, all) = (60, 4);
         let epoch = |epoch: u64, number: u64| -> Vec<u64> {
             let order = Order { samples, all, number };
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn two_pods_measure_both_kinds_on_one_folder_and_leave_nothing() {
+    fn two_pods_run_training_and_checkpoint_and_remove_their_files() {
         let folder = tempfile::tempdir().expect("a folder");
         let plans = [
             Plan::Training {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_data_ends_the_measurement() {
+    fn mismatched_data_fails_the_measurement() {
         let folder = tempfile::tempdir().expect("a folder");
         let order = Order { samples: 2, all: 1, number: 0 };
         let mut buffer = Buffer::new();

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn factors_and_labels() {
+    fn scale_factors_and_labels_are_parsed() {
         assert_eq!(scale("0.01"), Ok(0.01));
         for bad in ["0", "-1", "1.1", "nan", "x"] {
             assert!(scale(bad).is_err(), "{bad}");

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_add_up_and_the_slowest_pod_decides_about_a_checkpoint() {
+    fn rates_are_summed_and_the_slowest_pod_determines_checkpoint_time() {
         let pods = [
             vec![training(4_000_000_000, &[0.9, 0.7], 5.0), checkpoint([1.0, 2.0, 9.0], [1.0, 1.0, 1.0])],
             vec![training(2_000_000_000, &[1.0, 1.0], 8.0), checkpoint([3.0, 1.0, 1.0], [0.5, 0.5, 4.0])],
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_disagree_and_logs_without_a_result_are_errors() {
+    fn mismatched_pod_results_and_logs_without_a_result_are_errors() {
         let (one, other) = (training(1, &[1.0], 1.0), checkpoint([1.0; 3], [1.0; 3]));
         assert!(combine(&[vec![one.clone()], vec![other.clone()]]).is_err());
         assert!(combine(&[vec![one.clone()], vec![one, other]]).is_err());
@@ -305,14 +305,14 @@ mod tests {
     }
 
     #[test]
-    fn a_result_survives_the_log() {
+    fn result_round_trips_through_the_pod_log() {
         let measured = vec![training(7, &[0.5], 2.0), checkpoint([1.0; 3], [2.0; 3])];
         let log = format!("checkpoint: round 1\n{MARK}{}\n", serde_json::to_string(&measured).expect("JSON"));
         assert_eq!(parse(&log).expect("a result"), measured);
     }
 
     #[test]
-    fn percentiles() {
+    fn percentiles_are_computed_from_unsorted_durations() {
         let tail = Tail::of((1..=200).rev().map(Duration::from_millis).collect());
         assert_eq!(tail, Tail { p50: 100.0, p99: 198.0, max: 200.0 });
         assert_eq!(Tail::of(vec![Duration::from_millis(3)]).p99, 3.0);

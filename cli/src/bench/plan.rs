@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_demand_of_an_accelerator_does_not_depend_on_the_scale() {
+    fn accelerator_throughput_demand_is_independent_of_the_scale() {
         let demand = |scale| match Plan::new(Workload::Unet3d, &scope(64 << 30, scale)).expect("a plan") {
             Plan::Training { sample_bytes, batch, compute_micros, .. } => {
                 (sample_bytes * batch) as f64 / compute_micros as f64
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn data_fits_into_the_volume_and_a_volume_that_is_too_small_is_refused() {
+    fn data_set_fits_the_volume_and_small_volumes_are_refused() {
         for workload in [Workload::Unet3d, Workload::Retinanet] {
             let Plan::Training { samples, sample_bytes, batch, .. } =
                 Plan::new(workload, &scope(32 << 30, 1.0)).expect("a plan")
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes() {
+    fn sizes_are_parsed() {
         assert_eq!(size("512Mi"), Ok(512 << 20));
         assert_eq!(size("1Ti"), Ok(1 << 40));
         for bad in ["", "Gi", "0Gi", "-1Gi", "1.5Gi", "10G", "10", "99999999999999Ti"] {

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_secret_is_left_and_the_rest_stays() {
+    fn secrets_are_redacted_and_other_fields_are_kept() {
         let mut pod = json!({
             "kind": "Pod",
             "metadata": {"name": "p", "managedFields": [{"manager": "x"}], "annotations": {

@@ -31,7 +31,7 @@ fn with_cluster(change: impl Fn(&mut Value)) -> Snapshot {
 }
 
 #[test]
-fn where_all_is_well_nothing_is_found() {
+fn healthy_cluster_has_no_findings() {
     assert_eq!(found(&healthy()), [""; 0]);
     let text = render(&examine(&healthy()), false, Paint::new(false));
     assert_eq!(text, "0 errors, 0 warnings, 0 notes; 25 checks passed\n");
@@ -71,7 +71,7 @@ node storage-2
 }
 
 #[test]
-fn the_cluster_as_a_whole_is_looked_at() {
+fn cluster_wide_problems_are_found() {
     type Change = fn(&mut Snapshot);
     let cases: [(Severity, &str, &str, Change); 13] = [
         (Severity::Error, "v1.30.2 is too old", "1.32 or later", |s| s.version = Ok("v1.30.2".into())),
@@ -129,7 +129,7 @@ fn the_cluster_as_a_whole_is_looked_at() {
 }
 
 #[test]
-fn pods_that_are_not_ready_say_why() {
+fn pods_that_are_not_ready_are_reported_with_the_cause() {
     let spoiled = |status: Value| {
         let mut pod = fixture::pod("forebay-csi-node-1", "csi-node", NODES[0]);
         pod["status"] = status;
@@ -168,7 +168,7 @@ fn pods_that_are_not_ready_say_why() {
 }
 
 #[test]
-fn a_pod_that_has_ended_is_no_error_where_another_does_its_work() {
+fn terminated_pod_is_only_a_note_if_another_pod_replaces_it() {
     let with = |component: &str, node: &str, deleted: bool| {
         let mut pod = fixture::pod("leftover", component, node);
         if deleted {
@@ -215,7 +215,7 @@ fn a_pod_that_has_ended_is_no_error_where_another_does_its_work() {
 }
 
 #[test]
-fn the_pod_that_asks_does_not_complain_of_itself() {
+fn pod_of_the_chart_test_is_ignored() {
     let mut test = fixture::pod("forebay-test", "test", NODES[0]);
     test["status"] = json!({"phase": "Pending"});
     let mut snapshot = healthy();
@@ -224,7 +224,7 @@ fn the_pod_that_asks_does_not_complain_of_itself() {
 }
 
 #[test]
-fn storage_clusters_are_looked_at() {
+fn storage_cluster_problems_are_found() {
     type Change = fn(&mut Value);
     let cases: [(&str, Change); 10] = [
         ("Error storagecluster main: the operator cannot apply its objects", |c| {
@@ -279,7 +279,7 @@ fn storage_clusters_are_looked_at() {
 }
 
 #[test]
-fn a_pause_of_takeovers_is_an_error_while_it_lasts() {
+fn paused_takeovers_are_an_error_and_an_override_is_a_warning() {
     let reported = |status: &str, reason: &str| {
         let condition = json!({ "type": "TakeoverPaused", "status": status, "reason": reason, "message": "3 of 4 nodes",
             "lastTransitionTime": "2026-11-21T12:00:00Z" });
@@ -296,7 +296,7 @@ fn a_pause_of_takeovers_is_an_error_while_it_lasts() {
 }
 
 #[test]
-fn nodes_are_looked_at() {
+fn storage_node_problems_are_found() {
     type Change = fn(&mut Value);
     let cases: [(&str, Change); 12] = [
         ("Error: the kernel has no SMB client: no pod on it can use a volume", |n| {
@@ -348,7 +348,7 @@ fn nodes_are_looked_at() {
 }
 
 #[test]
-fn what_a_node_lacks_weighs_as_much_as_it_is_wanted() {
+fn severity_of_missing_rdma_depends_on_the_clusters_requirement() {
     let spoil = |n: &mut Value| {
         n["status"]["rdmaDevices"][0]["ports"][0]["usable"] = json!(false);
         n["status"]["rdmaDevices"][0]["ports"][0]["reason"] = json!("the port is DOWN");
@@ -391,7 +391,7 @@ fn what_a_node_lacks_weighs_as_much_as_it_is_wanted() {
 }
 
 #[test]
-fn nodes_without_the_plugin_are_distinguished_from_nodes_with_a_failing_plugin() {
+fn nodes_without_the_plugin_are_distinguished_from_failing_plugins() {
     let mut control_plane = fixture::node("control-1");
     control_plane["spec"] =
         json!({"taints": [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]});
@@ -416,7 +416,7 @@ fn nodes_without_the_plugin_are_distinguished_from_nodes_with_a_failing_plugin()
 }
 
 #[test]
-fn nodes_of_backends_on_fabrics_need_the_kernels_modules() {
+fn nodes_with_nvme_of_backends_need_the_kernel_modules() {
     let mut cluster = fixture::cluster();
     cluster["spec"]["backends"] = json!([{"name": "drives", "kind": "Target", "target": {
         "transport": "TCP", "nodes": [{"name": "storage-1", "directory": "/mnt/f"}], "sizeGib": 1}}]);
@@ -437,14 +437,14 @@ fn nodes_of_backends_on_fabrics_need_the_kernels_modules() {
 }
 
 #[test]
-fn programs_get_findings_with_severity() {
+fn findings_in_json_have_a_severity() {
     let value = serde_json::to_value(examine(&fresh())).expect("JSON");
     assert_eq!(value[0]["severity"], json!("ok"));
     assert_eq!(value[0]["subject"], json!("cluster"));
 }
 
 #[test]
-fn the_least_version_is_the_charts() {
+fn minimum_kubernetes_version_matches_the_chart() {
     let (major, minor) = cluster::KUBERNETES_MIN;
     let chart = include_str!("../../../charts/forebay/Chart.yaml");
     assert!(chart.contains(&format!("\nkubeVersion: \">={major}.{minor}.")), "{chart}");

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_job_has_a_pod_for_each_client_and_no_privileges() {
+    fn job_runs_one_unprivileged_pod_per_client() {
         let options = options(&["fast", "--node-selector=gpu=true,zone=a", "--image-pull-secret=registry"]);
         let load = Load {
             verb: "bench",
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_image_is_that_of_the_operator_else_of_a_server() {
+    fn image_is_taken_from_the_operator_or_else_from_a_server() {
         let pod = |component: &str, image: &str| -> Pod {
             let mut value = fixture::pod("p", component, "node");
             value["spec"]["containers"] = json!([{ "name": "c", "image": image }]);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_names_what_the_first_pod_waits_for() {
+    fn progress_reports_why_a_pod_is_waiting() {
         let pod = |status: serde_json::Value| -> Pod {
             fixture::object(json!({ "metadata": {}, "status": status }))
         };

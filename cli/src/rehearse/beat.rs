@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_that_are_missing_or_wrong_are_counted() {
+    fn missing_and_corrupted_records_are_counted_as_lost() {
         let folder = tempfile::tempdir().expect("a folder");
         run(folder.path(), Duration::from_millis(350)).expect("written");
         let path = folder.path().join("records");

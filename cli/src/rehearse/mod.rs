@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_of_pods_are_named_once() {
+    fn pod_changes_are_reported_once() {
         let old = [server("a", Some("n1"), true)];
         assert_eq!(changes(&old, &old), Vec::<String>::new());
         assert_eq!(changes(&old, &[server("a", Some("n1"), false)]), ["server pod main-0-0 is not ready"]);
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn the_timeline_has_both_sides_in_order() {
+    fn timeline_merges_pod_events_and_write_gaps_in_order() {
         let pods = vec![
             Event { milliseconds: 0, what: "removed".to_owned() },
             Event { milliseconds: 2_000, what: "ready".to_owned() },
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_and_lost_records_are_no_success() {
+    fn write_errors_and_lost_records_fail_the_rehearsal() {
         for (failed, lost) in [(1, 0), (0, 1)] {
             let report = Report::new("main-0".to_owned(), 0, Vec::new(), seen(failed, lost));
             assert!(!report.is_good());

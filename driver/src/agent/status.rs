@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_is_published() {
+    fn status_contains_the_discovered_hardware_and_kernel() {
         let found = findings(vec![
             found("mlx5_0", Transport::InfiniBand, 200_000, "ACTIVE", "e0"),
             found("mlx5_1", Transport::InfiniBand, 40_000, "DOWN", "e1"),
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_tells_kinds_apart_and_why_nothing_works() {
+    fn rdma_summary_groups_devices_by_kind_and_gives_the_cause() {
         let roce = |state: &str, netdev: &str| found("a", Transport::InfiniBand, 100_000, state, netdev);
         let mut soft = roce("ACTIVE", "e0");
         soft.software = true;
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_changes_while_nothing_changes() {
+    fn status_is_stable_while_the_node_is_unchanged() {
         let up = findings(vec![found("mlx5_0", Transport::InfiniBand, 200_000, "ACTIVE", "e0")]);
         let before = first(&up);
         assert_eq!(status(&up, &before, Some(1), &time(200)), before);
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_said() {
+    fn unreadable_files_are_reported_in_the_ready_condition() {
         let mut odd = findings(vec![]);
         odd.inventory.oddities =
             (0..6).map(|n| Oddity { path: format!("sys/{n}"), what: "permission denied".into() }).collect();
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_hangs_keeps_what_was_known() {
+    fn status_keeps_the_last_known_devices_while_a_read_hangs() {
         let before = first(&findings(vec![found("mlx5_0", Transport::InfiniBand, 200_000, "ACTIVE", "e0")]));
         let hangs = Unknown::Hangs { seconds: 30 };
         let after = unknown(&hangs, &before, Some(2), &time(200));
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_cannot_be_read_are_no_ports_without_address() {
+    fn unreadable_addresses_do_not_make_ports_unusable() {
         let up = findings(vec![found("mlx5_0", Transport::InfiniBand, 200_000, "ACTIVE", "e0")]);
         let before = first(&up);
         let why = Unknown::Addresses("Too many open files (os error 24)".into());

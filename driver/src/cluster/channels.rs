@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_incomplete_secret_is_waited_for() {
+    fn incomplete_certificate_secret_returns_unavailable() {
         let secret = |keys: &[&str]| Secret {
             data: Some(keys.iter().map(|k| ((*k).to_owned(), ByteString(b"x".to_vec()))).collect()),
             ..Default::default()

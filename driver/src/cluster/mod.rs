@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_is_what_the_status_says_now() {
+    fn address_is_taken_from_the_instance_status() {
         let of = |statuses: &[InstanceStatus]| address(&cluster(2, statuses), &name("c-1"));
         let text = |statuses: &[InstanceStatus]| of(statuses).expect("an address").to_string();
         assert_eq!(text(&[instance("c-0", "10.0.0.1"), instance("c-1", "10.0.0.2")]), "10.0.0.2:445");
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn transports_are_what_the_server_reported_and_the_cluster_demands() {
+    fn served_transports_reflect_instance_status_and_cluster_security() {
         let transports = vec!["RDMA".to_owned(), "TCP".to_owned()];
         let status = InstanceStatus { transports: transports.clone(), ..instance("c-0", "10.0.0.1") };
         let mut cluster = cluster(1, &[status]);
@@ -374,12 +374,12 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_gone_only_when_the_operator_says_so() {
+    fn instance_counts_as_removed_only_once_the_operator_reports_it() {
         let two = [instance("c-0", ""), instance("c-1", "")];
         assert!(!is_removed(&cluster(2, &two), &name("c-1")));
         assert!(!is_removed(&cluster(1, &two), &name("c-1")), "it is still being removed");
         assert!(is_removed(&cluster(1, &two[..1]), &name("c-1")));
-        assert!(!is_removed(&cluster(2, &two[..1]), &name("c-1")), "it comes");
+        assert!(!is_removed(&cluster(2, &two[..1]), &name("c-1")), "it is still being created");
         let mut stale = cluster(1, &two[..1]);
         stale.metadata.generation = Some(4);
         assert!(!is_removed(&stale, &name("c-1")), "the operator has not seen it");
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_are_placed_on_what_stays() {
+    fn only_ready_instances_that_are_not_leaving_take_volumes() {
         use InstancePhase::{Draining, NotReady, Pending, Ready, Removing, Starting};
         let leaves = |instances, phase| {
             let status = InstanceStatus { phase, ..instance("c-1", "") };
@@ -401,13 +401,13 @@ mod tests {
             assert_eq!(leaves(2, phase), (false, false), "{phase:?}");
         }
         assert_eq!(leaves(1, Removing), (true, false));
-        assert_eq!(leaves(2, Removing), (true, false), "its removal was taken back a moment ago");
+        assert_eq!(leaves(2, Removing), (true, false), "its removal has just been reverted");
         let none = cluster(2, &[]);
         assert_eq!((is_leaving(&none, &name("c-1")), takes_volumes(&none, &name("c-1"))), (false, false));
     }
 
     #[test]
-    fn a_status_with_odd_names_is_read_as_far_as_it_makes_sense() {
+    fn invalid_instance_names_in_the_status_are_ignored() {
         let odd = ["", "c", "other-0", "c-0", "c-x", "../c-1"].map(|n| instance(n, ""));
         let cluster = cluster(1, &odd);
         let names: Vec<String> = instances(&cluster).map(|(n, _)| n.to_string()).collect();

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_read_as_it_was_written() {
+    fn record_round_trips_through_its_secret() {
         let (share, secret, credentials) = written();
         assert_eq!(secret.metadata.name.as_deref(), Some("forebay-pvc-1"));
         let record = Record::read(&share, secret).expect("its own");
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_did_not_write_is_refused() {
+    fn secrets_not_written_by_the_driver_are_refused() {
         type Change = fn(&mut Secret);
         let changes: [(&str, Change); 3] = [
             ("label", |s| s.metadata.labels = None),
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_without_a_usable_password_still_says_where_its_volume_is() {
+    fn record_without_usable_password_still_names_the_instance() {
         type Change = fn(&mut Secret);
         let changes: [Change; 3] = [
             |s| s.data = None,
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rotation_that_was_cut_off_is_found_again() {
+    fn interrupted_rotation_keeps_the_current_and_the_next_password() {
         let (share, mut secret, credentials) = written();
         let next = "a-password-that-is-next";
         secret.data.as_mut().expect("data").insert(NEXT.into(), encode(next));
@@ -364,14 +364,14 @@ mod tests {
         assert_eq!(
             read.expose_password(),
             credentials.expose_password(),
-            "as long as the server may not know it"
+            "the next one may not be in effect yet"
         );
         assert_eq!(record.next.as_ref().map(Credentials::expose_password), Some(next));
         assert!(!format!("{record:?}").contains(next));
     }
 
     #[test]
-    fn a_record_without_the_finalizer_gets_it_with_the_next_write() {
+    fn next_write_adds_a_missing_finalizer() {
         let own = names::FINALIZER_VOLUME;
         let patched = |finalizers: Option<Vec<&str>>, is_going: bool| {
             let (share, mut secret, _) = written();

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_name_an_instance() {
+    fn pagination_tokens_contain_the_instance() {
         let parsed = parse_token("c-0/pvc-1").expect("a token");
         assert_eq!((parsed.0.as_str(), parsed.1), ("c-0", "pvc-1"));
         assert_eq!(parse_token("c-1/").map(|t| t.1.to_owned()), Some(String::new()));

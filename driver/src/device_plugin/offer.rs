@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_offers_its_connection_manager_and_its_verbs() {
+    fn offer_contains_rdma_cm_and_uverbs_device_nodes() {
         let root = tempfile::tempdir().expect("a directory");
         assert_eq!(Offer::read(root.path(), true), Offer::default());
         for entry in ["uverbs1", "uverbs0", "abi_version", "uverbs", "uverbs0x"] {

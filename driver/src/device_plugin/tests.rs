@@ -75,11 +75,11 @@ async fn follow(client: &mut DevicePluginClient<Channel>) -> Streaming<ListAndWa
 }
 
 async fn next(list: &mut Streaming<ListAndWatchResponse>) -> Vec<Device> {
-    timeout(DEADLINE, list.message()).await.expect("in time").expect("a list").expect("it goes on").devices
+    timeout(DEADLINE, list.message()).await.expect("in time").expect("a list").expect("a response").devices
 }
 
 #[tokio::test]
-async fn shares_are_as_healthy_as_the_nodes_ports() {
+async fn share_health_follows_the_nodes_rdma_ports() {
     let mut stage = Stage::start(Offer::default());
     let mut client = stage.registered().await;
     let options = client.get_device_plugin_options(Empty {}).await.expect("an answer").into_inner();
@@ -99,7 +99,7 @@ async fn shares_are_as_healthy_as_the_nodes_ports() {
 }
 
 #[tokio::test]
-async fn a_container_gets_the_device_nodes() {
+async fn allocate_returns_the_rdma_device_nodes() {
     let mut stage = Stage::start(usable());
     let mut client = stage.registered().await;
     let devices = next(&mut follow(&mut client).await).await;
@@ -128,7 +128,7 @@ async fn a_container_gets_the_device_nodes() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_restarts_gets_the_devices_again() {
+async fn plugin_registers_again_after_a_kubelet_restart() {
     let mut stage = Stage::start(usable());
     let mut client = stage.registered().await;
     next(&mut follow(&mut client).await).await;
@@ -148,7 +148,7 @@ async fn a_kubelet_that_restarts_gets_the_devices_again() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_lets_go_of_the_list_gets_it_again() {
+async fn plugin_registers_again_after_the_kubelet_closes_the_list() {
     let mut stage = Stage::start(usable());
     let mut client = stage.registered().await;
     let mut list = follow(&mut client).await;
@@ -158,7 +158,7 @@ async fn a_kubelet_that_lets_go_of_the_list_gets_it_again() {
 }
 
 #[tokio::test]
-async fn without_the_kubelets_folder_the_driver_goes_on() {
+async fn missing_device_plugin_directory_does_not_stop_the_driver() {
     let folder = tempfile::tempdir().expect("a directory");
     let (_offer, offers) = watch::channel(usable());
     let mut failing = false;

@@ -166,19 +166,19 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_a_volume_do_not_wait_for_each_other() {
+    fn claims_of_different_targets_do_not_conflict() {
         let claims = Claims::default();
         let (one, two) = (Path::new("/pods/1"), Path::new("/pods/2"));
         let first = claims.publish("v", one, Sharing::Together).expect("free");
         assert!(!is_free(claims.publish("v", one, Sharing::Together)), "one call for each target");
         assert!(!is_free(claims.unpublish("v", one)));
         let second = claims.publish("v", two, Sharing::Together).expect("another target");
-        assert!(!is_free(claims.volume("v")), "it stays staged meanwhile");
+        assert!(!is_free(claims.volume("v")), "a publish keeps it staged");
         drop(first);
         assert!(!is_free(claims.volume("v")));
         let going = claims.unpublish("v", one).expect("the publish has ended");
         drop(second);
-        let staging = claims.volume("v").expect("a target that is on its way out keeps nothing staged");
+        let staging = claims.volume("v").expect("an unpublish does not keep the volume staged");
         assert!(!is_free(claims.publish("v", two, Sharing::Together)));
         assert!(is_free(claims.publish("w", two, Sharing::Together)), "another volume");
         drop((going, staging));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_is_lent_ends_with_the_thread_or_is_taken_back() {
+    fn lent_claim_ends_with_its_thread_or_is_taken_back() {
         let claims = Claims::default();
         let (lent, permit) = claims.volume("v").expect("free").lend();
         drop(lent);
@@ -201,11 +201,11 @@ mod tests {
         assert!(!permit.holds(), "a thread that hangs must stop when it wakes up");
         assert!(!is_free(claims.volume("v")));
         drop(claim);
-        assert!(is_free(claims.volume("v")), "although the thread still hangs");
+        assert!(is_free(claims.volume("v")), "even if the thread still hangs");
     }
 
     #[test]
-    fn the_number_of_claims_is_bounded() {
+    fn number_of_claims_is_bounded() {
         let claims = Claims::default();
         let held: Vec<Claim> =
             (0..IN_FLIGHT_MAX).map(|n| claims.volume(&n.to_string()).expect("room")).collect();

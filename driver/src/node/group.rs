@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_of_groups_are_known_by_their_names() {
+    fn group_directories_are_recognised_by_name() {
         let dir = tempfile::tempdir().expect("a directory");
         for name in ["g", "g.gid-1", "g.gid-20", "g.gid-", "g.gid-x", "h.gid-1", "g.other"] {
             std::fs::create_dir(dir.path().join(name)).expect("new");

@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_is_given_each_password_once() {
+    fn passwords_are_remembered_per_mount_until_forgotten() {
         let passwords = Passwords::default();
         let (staging, beside) = (Path::new("/v/globalmount"), Path::new("/v/globalmount.gid-7"));
         let other = Path::new("/w/globalmount");

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_for_what_could_have_been_better() {
+    fn event_is_created_only_if_tcp_is_used_despite_server_rdma() {
         let less = Choice::short_of("the node has no RDMA device".to_owned());
         let reported = event("c-0/pvc-1", &less).expect("it is less");
         assert_eq!(reported.reason, "MountedOverTcp");
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_reported_ends_with_the_mount() {
+    fn report_is_replaced_on_remount_and_cleared_on_unmount() {
         let reported = Reported::new("n", None);
         reported.mounted("v", Choice::short_of("why".to_owned()), false);
         assert_eq!(reported.of("v").and_then(|c| c.why).as_deref(), Some("why"));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pod_is_the_one_that_the_kubelet_names() {
+    fn pod_is_read_from_the_volume_context() {
         let context = ["name", "namespace", "uid"]
             .map(|key| (format!("csi.storage.k8s.io/pod.{key}"), format!("the {key}")));
         let pod = pod_of(&HashMap::from(context.clone())).expect("a pod");

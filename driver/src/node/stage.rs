@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_mount_is_recognised_and_others_are_refused() {
+    fn matching_staged_mount_is_accepted_and_others_are_refused() {
         let plain = staging("10.0.0.1,h:1445", "optional", &[]);
         let check =
             |volume: &Staging, entry: MountEntry| volume.check_staged(Path::new("/s"), &entry).is_ok();
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_password_serves_where_the_first_does_not() {
+    fn second_password_is_tried_if_the_first_is_refused() {
         let refused = |step: Step, errno| MountError { what: "v".into(), step, errno, messages: vec![] };
         let tried = |knows_second: bool, good: &'static str| {
             let tries = std::cell::RefCell::new(Vec::new());
@@ -547,11 +547,11 @@ mod tests {
         assert_eq!(tried(false, "new"), (true, "new+old new+-".to_owned()));
         assert_eq!(tried(false, "old"), (true, "new+old new+- old+-".to_owned()));
         let away = try_passwords(("new", Some("old")), |_, _| Err(refused(Step::Create, Errno::HOSTDOWN)));
-        assert!(away.is_err_and(|error| error.is_unreachable()), "no second try at a server that is away");
+        assert!(away.is_err_and(|error| error.is_unreachable()), "no second try at an unreachable server");
     }
 
     #[test]
-    fn a_volume_of_an_instance_is_recognised_whatever_its_address_was() {
+    fn staged_instance_volume_is_recognised_at_any_address() {
         let mut volume = staging("h", "optional", &[]);
         volume.is_instance = true;
         volume.target = Err(Error::NotNow("the instance has no address yet".into()));
@@ -566,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_taken_as_they_are_and_names_resolved() {
+    fn ip_addresses_are_used_directly_and_names_are_resolved() {
         let ips = |text: &str| addresses_of(&text.parse().expect("an address"));
         assert_eq!(ips("10.1.2.3").expect("itself"), [IpAddr::from([10, 1, 2, 3])]);
         assert!(ips("localhost").expect("in every hosts file").iter().all(IpAddr::is_loopback));

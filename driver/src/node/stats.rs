@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_condition_says_by_what_a_volume_is_mounted() {
+    fn volume_condition_names_the_transport() {
         assert_eq!(healthy(None, Some("x")), "the volume answers");
         assert!(healthy(Some(Shown::Rdma), Some("stale")).ends_with("over RDMA"));
         assert!(healthy(Some(Shown::Tcp), None).ends_with("over TCP"));

@@ -156,7 +156,7 @@ fn code<T>(result: Result<T, Error>) -> Result<(), Code> {
 }
 
 #[tokio::test]
-async fn a_staged_volume_is_published_and_taken_away_again() {
+async fn staged_volume_is_published_unpublished_and_unstaged() {
     if !may_mount() {
         return;
     }
@@ -200,7 +200,7 @@ async fn a_read_only_volume_cannot_be_written() {
 }
 
 #[tokio::test]
-async fn what_is_not_the_volume_is_left_alone() {
+async fn foreign_mounts_and_files_at_the_target_are_left_alone() {
     if !may_mount() {
         return;
     }
@@ -216,7 +216,7 @@ async fn what_is_not_the_volume_is_left_alone() {
 }
 
 #[tokio::test]
-async fn a_single_writers_volume_is_published_once() {
+async fn single_writer_volume_is_published_at_one_target_only() {
     if !may_mount() {
         return;
     }
@@ -230,11 +230,11 @@ async fn a_single_writers_volume_is_published_once() {
     assert_eq!(code(scene.node.publish(request.clone()).await), Err(Code::FailedPrecondition));
     assert!(!scene.is_mounted("pod2/mount"));
     assert_eq!(scene.unpublish().await, Ok(()));
-    assert_eq!(code(scene.node.publish(request).await), Ok(()), "now it may");
+    assert_eq!(code(scene.node.publish(request).await), Ok(()), "no longer published");
 }
 
 #[tokio::test]
-async fn a_volume_in_use_is_not_torn_away() {
+async fn unpublish_fails_while_the_volume_is_in_use() {
     if !may_mount() {
         return;
     }
@@ -249,19 +249,19 @@ async fn a_volume_in_use_is_not_torn_away() {
 }
 
 #[tokio::test]
-async fn one_call_at_a_time_changes_what_is_staged() {
+async fn stage_unstage_and_publish_are_aborted_while_a_call_runs() {
     let scene = Scene::new();
     let claim = scene.node.claims.volume("v").expect("free");
     assert_eq!(scene.publish(false).await, Err(Code::Aborted));
     assert_eq!(scene.unstage().await, Err(Code::Aborted));
     assert_eq!(code(scene.node.stage(stage_request(&scene)).await), Err(Code::Aborted));
-    assert_eq!(scene.unpublish().await, Ok(()), "a pod may go meanwhile");
+    assert_eq!(scene.unpublish().await, Ok(()), "a pod can be removed meanwhile");
     drop(claim);
     assert_eq!(scene.unstage().await, Ok(()));
 }
 
 #[tokio::test]
-async fn pods_of_a_volume_do_not_wait_for_each_other() {
+async fn pods_of_a_volume_are_published_independently() {
     if !may_mount() {
         return;
     }
@@ -279,7 +279,7 @@ async fn pods_of_a_volume_do_not_wait_for_each_other() {
 }
 
 #[tokio::test]
-async fn stats_are_those_of_the_volume() {
+async fn stats_and_health_are_read_from_the_mounted_volume() {
     let scene = Scene::new();
     assert_eq!(scene.stats("staging").await, Err(Code::NotFound), "nothing is mounted");
     assert_eq!(scene.stats("nowhere/at/all").await, Err(Code::NotFound));
@@ -312,7 +312,7 @@ async fn stats_are_those_of_the_volume() {
 }
 
 #[tokio::test]
-async fn a_volume_of_kubernetes_is_measured_under_its_own_id() {
+async fn stats_are_returned_only_for_the_id_of_the_mounted_share() {
     if !may_mount() {
         return;
     }
@@ -334,17 +334,17 @@ async fn a_volume_of_kubernetes_is_measured_under_its_own_id() {
 }
 
 #[tokio::test]
-async fn a_silent_volume_is_abnormal_and_can_be_taken_away() {
+async fn unresponsive_volume_is_abnormal_and_can_be_unpublished() {
     if !may_mount() {
         return;
     }
     let stats = Duration::from_millis(50);
     let scene = Scene::with(Deadlines { mount: LONG, unmount: LONG, stats });
     let Some(device) = fuse::mount("silent", &scene.path("staging")) else { return };
-    assert_eq!(scene.publish(false).await, Ok(()), "nothing asks the volume here");
+    assert_eq!(scene.publish(false).await, Ok(()), "publish does not access the volume");
 
     for _ in 0..2 {
-        let stats = scene.stats("pod/mount").await.expect("answered in its place");
+        let stats = scene.stats("pod/mount").await.expect("the driver answers");
         let condition = stats.volume_condition.expect("offered");
         assert!(condition.abnormal && stats.usage.is_empty(), "{condition:?}");
         assert!(condition.message.contains("has not answered"), "{condition:?}");
@@ -375,7 +375,7 @@ async fn a_silent_volume_is_abnormal_and_can_be_taken_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_volume_in_use_is_not_torn_away_because_it_is_measured() {
+async fn unpublish_during_a_measurement_keeps_a_volume_in_use() {
     if !may_mount() {
         return;
     }
@@ -410,7 +410,7 @@ async fn a_volume_in_use_is_not_torn_away_because_it_is_measured() {
         assert!(!unpublish.is_finished());
         tokio::task::yield_now().await;
     }
-    assert_eq!(scene.stats("pod/mount").await, Err(Code::Aborted), "no further one meanwhile");
+    assert_eq!(scene.stats("pod/mount").await, Err(Code::Aborted), "no further measurement");
     // One response per measurement: the second runs its own statfs if it began after the first had finished.
     for _ in 0..2 {
         slow.answer.send(()).expect("served");
@@ -431,10 +431,10 @@ async fn a_volume_in_use_is_not_torn_away_because_it_is_measured() {
     assert_eq!(scene.unpublish().await, Ok(()));
 }
 
-/// The umount(2) calls for a server that is gone wait on these, keyed by path; the mount has already left the table.
+/// The umount(2) calls for unreachable servers wait on these, keyed by path; the mount has already left the table.
 static GONE_SERVERS: Mutex<Vec<(PathBuf, Receiver<()>)>> = Mutex::const_new(Vec::new());
 
-fn unmount_of_a_gone_server(path: &Path) -> Result<(), mount::MountError> {
+fn detach_and_await_release(path: &Path) -> Result<(), mount::MountError> {
     mount::detach(path)?;
     let mut servers = GONE_SERVERS.blocking_lock();
     let at = servers.iter().position(|(of, _)| of == path).expect("one call");
@@ -445,7 +445,7 @@ fn unmount_of_a_gone_server(path: &Path) -> Result<(), mount::MountError> {
 }
 
 /// An unmount of the path hangs until the returned sender sends or is dropped.
-async fn server_gone(path: &Path) -> Sender<()> {
+async fn make_unmount_hang(path: &Path) -> Sender<()> {
     let path = resolve(path).expect("readable").expect("there");
     let (release, hang) = std::sync::mpsc::channel();
     GONE_SERVERS.lock().await.push((path, hang));
@@ -453,17 +453,17 @@ async fn server_gone(path: &Path) -> Sender<()> {
 }
 
 #[tokio::test]
-async fn an_unmount_that_hangs_frees_its_volume_although_its_caller_has_given_up() {
+async fn hanging_unmount_releases_its_claim_after_the_caller_cancels() {
     if !may_mount() {
         return;
     }
     let scene = Scene::with(Deadlines { mount: LONG, unmount: Duration::from_secs(2), stats: LONG });
     scene.mount_tmpfs("staging");
-    let release = server_gone(&scene.path("staging")).await;
+    let release = make_unmount_hang(&scene.path("staging")).await;
     let claim = scene.node.claims.volume("v").expect("free");
     let (node, path) = (scene.node.clone(), scene.path("staging"));
     let calling = tokio::spawn(async move {
-        node.unmount_by(unmount_of_a_gone_server, "v", path, Directory::Keep, claim).await.map(drop)
+        node.unmount_by(detach_and_await_release, "v", path, Directory::Keep, claim).await.map(drop)
     });
     let deadline = std::time::Instant::now() + LONG;
     while scene.is_mounted("staging") {
@@ -477,20 +477,20 @@ async fn an_unmount_that_hangs_frees_its_volume_although_its_caller_has_given_up
         tokio::task::yield_now().await;
     }
     assert_eq!(scene.unstage().await, Ok(()), "a second time");
-    release.send(()).expect("it hangs on");
+    release.send(()).expect("it still hangs");
 }
 
 #[tokio::test]
-async fn a_volume_is_staged_again_after_an_unmount_that_hangs() {
+async fn volume_can_be_staged_again_while_an_unmount_hangs() {
     if !may_mount() {
         return;
     }
     let scene = Scene::with(Deadlines { mount: LONG, unmount: Duration::from_millis(50), stats: LONG });
     scene.mount_tmpfs("staging");
-    let release = server_gone(&scene.path("staging")).await;
+    let release = make_unmount_hang(&scene.path("staging")).await;
     let claim = scene.node.claims.volume("v").expect("free");
     let unmounting =
-        scene.node.unmount_by(unmount_of_a_gone_server, "v", scene.path("staging"), Directory::Keep, claim);
+        scene.node.unmount_by(detach_and_await_release, "v", scene.path("staging"), Directory::Keep, claim);
     // The thread still hangs; the volume is unstaged and its claim is released.
     drop(unmounting.await.expect("detached"));
     assert_eq!(scene.unstage().await, Ok(()), "a second time");
@@ -515,7 +515,7 @@ async fn a_volume_is_staged_again_after_an_unmount_that_hangs() {
 }
 
 #[tokio::test]
-async fn a_staged_mount_of_a_server_that_moved_is_mounted_again() {
+async fn unresponsive_mount_of_a_moved_server_is_replaced() {
     if !may_mount() {
         return;
     }
@@ -582,7 +582,7 @@ async fn a_staged_mount_of_a_server_that_moved_is_mounted_again() {
 }
 
 #[tokio::test]
-async fn each_pods_group_is_that_of_its_mount() {
+async fn pods_with_different_groups_use_separate_mounts() {
     if !may_mount() {
         return;
     }
@@ -644,11 +644,11 @@ async fn each_pods_group_is_that_of_its_mount() {
     }
     assert_eq!(scene.unstage().await, Ok(()));
     assert!(!scene.is_mounted("staging") && scene.path("staging").exists());
-    assert!(!scene.path("staging.gid-2000").exists(), "the driver made it");
+    assert!(!scene.path("staging.gid-2000").exists(), "the driver created it");
 }
 
 #[tokio::test]
-async fn why_a_volume_goes_by_tcp_is_known_although_its_mount_took_too_long() {
+async fn tcp_fallback_is_reported_after_a_mount_beyond_its_deadline() {
     let scene = Scene::with(Deadlines { mount: Duration::from_millis(50), unmount: LONG, stats: LONG });
     let (release, hang) = std::sync::mpsc::channel::<()>();
     let claim = scene.node.claims.volume("v").expect("free");
@@ -682,7 +682,7 @@ fn stage_request(scene: &Scene) -> NodeStageVolumeRequest {
 }
 
 #[tokio::test]
-async fn staging_without_a_server_fails_and_leaves_nothing() {
+async fn staging_without_a_server_fails_and_leaves_no_mount() {
     if !may_mount() {
         return;
     }
@@ -700,7 +700,7 @@ async fn staging_without_a_server_fails_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn bad_arguments_are_refused_before_anything_is_touched() {
+async fn invalid_stage_arguments_are_refused() {
     let scene = Scene::new();
     type Change = fn(&mut NodeStageVolumeRequest);
     let changes: [(&str, Change); 10] = [
@@ -729,7 +729,7 @@ async fn bad_arguments_are_refused_before_anything_is_touched() {
 }
 
 #[test]
-fn the_kernels_words_about_a_refused_option_are_in_the_error() {
+fn kernel_message_about_a_refused_option_is_in_the_error() {
     if !may_mount() {
         return;
     }

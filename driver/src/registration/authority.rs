@@ -275,7 +275,7 @@ pub(super) mod tests {
     const PATH: &str = "/var/lib/kubelet/plugins_registry/csi.forebay.io-reg.sock";
 
     #[test]
-    fn only_the_authority_is_replaced_however_the_bytes_come() {
+    fn only_the_authority_is_replaced_at_any_chunk_size() {
         let fields = call("/pluginregistration.Registration/GetInfo", &authority(PATH));
         let settings = frame(4, 0, 0, &[]);
         let data = frame(0, 1, 1, &[0; 5]);
@@ -303,7 +303,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_no_http2_goes_through_as_it_is() {
+    fn non_http2_and_malformed_headers_pass_unchanged() {
         for bytes in [
             b"GET / HTTP/1.1\r\nHost: a\r\n\r\n and more than a preface".to_vec(),
             b"PRI".to_vec(),
@@ -320,7 +320,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_fail_or_lose_any(fields in prop::collection::vec(any::<u8>(), 0..200), flags: u8, step in 1_usize..50) {
+        fn arbitrary_headers_lose_no_frames(fields in prop::collection::vec(any::<u8>(), 0..200), flags: u8, step in 1_usize..50) {
             let sent = [PREFACE, &frame(HEADERS, flags, 1, &fields), &frame(6, 0, 0, &[7; 8])].concat();
             let out = repaired(&sent, step);
             prop_assert!(out.starts_with(PREFACE));

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_driver_introduces_itself_to_the_kubelet() {
+    async fn driver_registers_with_the_kubelet() {
         let mut driver = Driver::start();
         let mut kubelet = driver.connect().await;
         let info = kubelet.get_info(InfoRequest {}).await.expect("an answer").into_inner();
@@ -270,7 +270,7 @@ mod tests {
     /// The kubelet's plugin watcher, byte by byte: the authority is the socket's path, referenced by its index in the second
     /// call.
     #[tokio::test]
-    async fn requests_for_the_path_of_the_socket_are_answered() {
+    async fn requests_with_the_socket_path_as_authority_are_answered() {
         use authority::tests::{authority, call, frame};
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_that_is_removed_is_recreated() {
+    async fn removed_socket_is_recreated() {
         let mut driver = Driver::start();
         registered(&mut driver.connect().await).await;
         driver.until(Outcome::Registered).await;
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_that_lasts_ends_the_driver_with_the_kubelets_words() {
+    async fn repeated_refusals_stop_the_driver_with_the_kubelets_error() {
         let mut driver = Driver::start();
         for _ in 1..REFUSALS_MAX {
             refuse(&driver).await;
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_that_passes_is_got_over() {
+    async fn driver_recovers_from_temporary_refusals() {
         let mut driver = Driver::start();
         for _ in 0..REFUSALS_MAX {
             refuse(&driver).await;
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kubelet_without_its_folder_is_an_error() {
+    async fn missing_plugin_registry_directory_is_an_error() {
         let (outcome, _) = watch::channel(Outcome::default());
         let (_stop, stopping) = watch::channel(false);
         let error =

@@ -229,8 +229,8 @@ impl Town {
         let mut town =
             Self { namespace, client, authority, instances: all, statuses, drivers, controller, dir };
         town.write_certificate(&town.authority.issue(names::CLIENT_DRIVER), &town.authority.pem).await;
-        town.make_cluster(CLUSTER).await;
-        town.tell().await;
+        town.create_cluster(CLUSTER).await;
+        town.write_status().await;
         let socket = town.dir.path().join("csi.sock");
         town.controller = ControllerClient::new(connect(&mut town.drivers[0], &socket).await);
         town
@@ -244,7 +244,7 @@ impl Town {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    pub async fn make_cluster(&self, name: &str) {
+    pub async fn create_cluster(&self, name: &str) {
         let directory = DirectoryBackend {
             path: "/data/forebay".into(),
             create: true,
@@ -266,7 +266,7 @@ impl Town {
     }
 
     /// Writes the status, as the operator would.
-    pub async fn tell(&self) {
+    pub async fn write_status(&self) {
         let generation = self.clusters().get(CLUSTER).await.unwrap().metadata.generation;
         let status = StorageClusterStatus {
             observed_generation: generation,
@@ -359,7 +359,7 @@ impl Town {
 const CONTROLLER: &str = "forebay-csi-controller";
 
 /// Grants the chart's cluster-wide rights to the account of this town's namespace.
-pub fn give_rights(namespace: &str) {
+pub fn grant_rights(namespace: &str) {
     let manifests =
         fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/forebay.yaml")).unwrap();
     let is_role = |document: &&str| {

@@ -103,19 +103,19 @@ impl World {
     }
 
     /// Checks every guarantee in turn; leaves no volume.
-    pub async fn holds(mut self) {
+    pub async fn check_guarantees(mut self) {
         self.create_is_idempotent().await;
-        self.create_refuses_what_is_not_the_same().await;
-        self.names_of_any_kind().await;
+        self.create_refuses_other_parameters_for_a_name().await;
+        self.unusual_names_become_hashed_ids().await;
         self.validation_and_get().await;
         self.expansion().await;
         self.modification().await;
         self.capacity_is_reported().await;
-        self.listing_in_pages().await;
+        self.list_is_paginated().await;
         match self.has_snapshots {
             true => {
                 self.snapshots_and_clones().await;
-                self.groups_of_snapshots().await;
+                self.group_snapshots().await;
             }
             false => {
                 let refused = self.snapshot("snap-1", "pvc-1").await.unwrap_err();
@@ -164,7 +164,7 @@ impl World {
         assert_eq!(self.create(request).await.unwrap(), limited, "a second time");
     }
 
-    async fn create_refuses_what_is_not_the_same(&mut self) {
+    async fn create_refuses_other_parameters_for_a_name(&mut self) {
         type Change = fn(&mut CreateVolumeRequest);
         let changes: [(&str, Change); 8] = [
             ("capacity", |r| r.capacity_range = range(65 * MIB, 0)),
@@ -193,7 +193,7 @@ impl World {
         }
     }
 
-    async fn names_of_any_kind(&mut self) {
+    async fn unusual_names_become_hashed_ids(&mut self) {
         for name in ["n".repeat(128), "Snapshot of Größe #1".to_owned(), "../escape".to_owned()] {
             let volume = self.create(create(&name, MIB)).await.unwrap();
             assert!(volume.volume_id.starts_with("fb-") && volume.volume_id.len() <= 63, "{volume:?}");
@@ -216,7 +216,7 @@ impl World {
         };
         let good = request("pvc-1", capability());
         let response = self.controller.validate_volume_capabilities(good.clone()).await.unwrap().into_inner();
-        let confirmed = response.confirmed.expect("all is well");
+        let confirmed = response.confirmed.expect("the capabilities match");
         assert_eq!(confirmed.volume_capabilities, good.volume_capabilities);
         let mut elsewhere = good.clone();
         elsewhere.parameters = map(&[("pool", "another")]);
@@ -303,7 +303,7 @@ impl World {
         }
     }
 
-    async fn listing_in_pages(&mut self) {
+    async fn list_is_paginated(&mut self) {
         let (all, token) = self.list(0, "").await.unwrap();
         assert_eq!((all.as_slice(), &*token), (&["pvc-1", "pvc-2", "pvc-3"].map(String::from)[..], ""));
         let (first, token) = self.list(2, "").await.unwrap();
@@ -432,7 +432,7 @@ impl World {
         for (what, request, code) in [
             ("another snapshot", of_snapshot("pvc-4", size, "snap-3"), Code::AlreadyExists),
             ("no source", create("pvc-4", size), Code::AlreadyExists),
-            ("one that was made empty", of_volume("pvc-2", size, "pvc-1"), Code::AlreadyExists),
+            ("a volume without a source", of_volume("pvc-2", size, "pvc-1"), Code::AlreadyExists),
             ("too small", of_snapshot("pvc-7", size - MIB, "snap-1"), Code::OutOfRange),
             ("limited", limited, Code::OutOfRange),
             ("another pool", elsewhere, Code::InvalidArgument),
@@ -482,7 +482,7 @@ impl World {
     }
 
     /// Runs beside the volumes pvc-1, pvc-2 and pvc-3; leaves nothing.
-    async fn groups_of_snapshots(&mut self) {
+    async fn group_snapshots(&mut self) {
         let group = self.group("group-1", &["pvc-1", "pvc-2"]).await.unwrap();
         assert!(group.ready_to_use && group.creation_time.is_some_and(|time| time.seconds > 0), "{group:?}");
         let sources: Vec<&str> = group.snapshots.iter().map(|s| &*s.source_volume_id).collect();
@@ -509,7 +509,7 @@ impl World {
         assert_eq!(self.get_group("no/such", &ids).await, Err(Code::NotFound));
         assert_eq!(self.get_group("", &ids).await, Err(Code::InvalidArgument));
 
-        // Each is a snapshot as any other, but is deleted with its group.
+        // Each is an ordinary snapshot, but is deleted with its group.
         let (mut all, _) = self.snapshots(ListSnapshotsRequest::default()).await.unwrap();
         all.sort();
         ids.sort();

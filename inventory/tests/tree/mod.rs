@@ -2,7 +2,7 @@
 //!
 //! A line is `path<TAB>content` (with `\n` and `\t` for line ends and tabs), `path<TAB>-> target` for a symbolic link, or
 //! `path/` for a directory; `#` begins a remark. The trees are put together from what kernel and drivers are known to
-//! show, cut down to what tells something; only those called captured are from running kernels.
+//! show, reduced to what is relevant; only those called captured are from running kernels.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::fs;
