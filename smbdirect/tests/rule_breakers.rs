@@ -49,7 +49,7 @@ const fn malformed(fault: Fault, offset: u32) -> Disconnect {
 }
 
 #[test]
-fn each_rule_has_its_reason() {
+fn each_violation_disconnects_with_its_reason() {
     let remaining =
         |length, remaining, expected| Misbehaviour::Remaining { length, remaining, expected }.into();
     let too_long = |length| Misbehaviour::FragmentedTooLong { length, max: 170_850 }.into();
@@ -134,7 +134,7 @@ fn each_rule_has_its_reason() {
 }
 
 #[test]
-fn a_message_without_a_credit() {
+fn a_message_without_a_credit_disconnects() {
     let (mut server, now) = server(3);
     for _ in 0..3 {
         let received = server.handle_receive(now, BufferId(0), &message(data(10, 0)), None);
@@ -147,7 +147,7 @@ fn a_message_without_a_credit() {
 }
 
 #[test]
-fn data_before_the_answer() {
+fn data_before_the_negotiate_response_disconnects() {
     let now = Instant::now();
     let mut server = Connection::new(Config::passive(), now).expect("valid");
     server.receives_posted(10);
@@ -165,7 +165,7 @@ fn data_before_the_answer() {
 }
 
 #[test]
-fn a_message_in_crumbs_does_not_take_all_buffers() {
+fn tiny_fragments_cannot_hold_all_receive_buffers() {
     let (mut server, now) = server(255);
     for sent in 1..=255_u32 {
         // Free buffers are posted and announced.
@@ -183,7 +183,7 @@ fn a_message_in_crumbs_does_not_take_all_buffers() {
 }
 
 #[test]
-fn what_is_odd_but_allowed_is_taken() {
+fn unusual_but_valid_messages_are_accepted() {
     let (mut server, now) = server(255);
     // At a larger offset, with bytes after it and unknown flags.
     let odd = DataTransfer { data_offset: 40, flags: Flags(0xfffe), ..data(7, 3) };
@@ -221,7 +221,7 @@ fn send_all(server: &mut Connection, now: Instant) {
 }
 
 #[test]
-fn a_message_that_is_begun_has_to_be_ended_whatever_else_the_peer_says() {
+fn an_incomplete_message_times_out_despite_other_traffic() {
     let (mut server, begin) = server(255);
     let fragment = |length, remaining| message(data(length, remaining));
     assert_eq!(server.handle_receive(begin, BufferId(1), &fragment(100, 300), None), Ok(Received::Held));
@@ -244,7 +244,7 @@ fn a_message_that_is_begun_has_to_be_ended_whatever_else_the_peer_says() {
 }
 
 #[test]
-fn time_in_which_a_peer_cannot_go_on_with_its_message_does_not_count() {
+fn the_reassembly_timeout_pauses_while_the_peer_has_no_credits() {
     let (mut server, begin) = server(3);
     let at = |seconds| begin + Duration::from_secs(seconds);
     let fragment = |length, remaining| message(data(length, remaining));

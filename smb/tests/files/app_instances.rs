@@ -26,7 +26,7 @@ fn id(client: &mut Client, open: &Open<'_>) -> Result<FileId, NtStatus> {
 }
 
 #[test]
-fn an_application_takes_its_files_to_another_client() {
+fn an_app_instance_moves_its_opens_to_another_client() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let first = make(&mut a, &owned("f").context(wanted(0, [1; 16]))).unwrap();
@@ -48,7 +48,7 @@ fn an_application_takes_its_files_to_another_client() {
 }
 
 #[test]
-fn only_the_same_name_of_the_same_application_on_another_client_is_taken() {
+fn takeover_requires_the_same_file_and_app_instance_on_another_client() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let (f, g) = (id(&mut a, &owned("f")).unwrap(), id(&mut a, &owned("g")).unwrap());
@@ -63,7 +63,7 @@ fn only_the_same_name_of_the_same_application_on_another_client_is_taken() {
 }
 
 #[test]
-fn an_older_version_takes_nothing() {
+fn takeover_requires_a_newer_app_instance_version() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let first = id(&mut a, &version(owned("f"), 1, 5)).unwrap();
@@ -76,7 +76,7 @@ fn an_older_version_takes_nothing() {
 }
 
 #[test]
-fn what_is_kept_for_a_lost_client_is_taken_and_names_to_be_removed_go_first() {
+fn takeover_ends_preserved_opens_and_completes_pending_deletes() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let kept = make(&mut a, &owned("f").context(wanted(0, [1; 16]))).unwrap();

@@ -82,7 +82,7 @@ fn plain(client: &mut Client, open: &Open<'_>) -> FileId {
 const NOT_FOUND: NtStatus = NtStatus::OBJECT_NAME_NOT_FOUND;
 
 #[test]
-fn it_is_given_back_to_who_names_its_lease_and_file() {
+fn an_open_is_reclaimed_only_by_its_client_with_its_lease_and_name() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let id = durable(&mut a, "f", RWH);
@@ -103,7 +103,7 @@ fn it_is_given_back_to_who_names_its_lease_and_file() {
 }
 
 #[test]
-fn it_stays_beside_opens_that_its_lease_allows() {
+fn a_preserved_open_survives_opens_that_its_lease_permits() {
     for (state, open, stays) in [
         (RH, file("f"), true),
         (RH, file("f").share(ShareAccess::empty()), false),
@@ -125,7 +125,7 @@ fn it_stays_beside_opens_that_its_lease_allows() {
 }
 
 #[test]
-fn an_open_that_has_lost_its_lease_to_a_change_is_not_given_back() {
+fn an_open_is_not_reclaimed_after_a_change_broke_its_lease() {
     for renames in [false, true] {
         let mut lab = Lab::caching();
         let mut a = lab.client();
@@ -147,7 +147,7 @@ fn an_open_that_has_lost_its_lease_to_a_change_is_not_given_back() {
 }
 
 #[test]
-fn all_names_go_with_opens_that_make_way_for_another_client() {
+fn a_conflicting_open_ends_preserved_opens_and_deletes_their_names() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let f = plain(&mut a, &file("f"));
@@ -173,7 +173,7 @@ fn all_names_go_with_opens_that_make_way_for_another_client() {
 }
 
 #[test]
-fn locks_are_kept_only_by_who_may_write_alone() {
+fn locked_opens_are_preserved_only_with_write_caching() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let id = durable(&mut a, "f", RH);
@@ -183,7 +183,7 @@ fn locks_are_kept_only_by_who_may_write_alone() {
 }
 
 #[test]
-fn a_replay_names_the_lease_of_before() {
+fn a_replayed_create_must_not_name_another_lease() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let first = durable(&mut a, "f", RWH);
@@ -207,7 +207,7 @@ fn a_replay_names_the_lease_of_before() {
 
 /// With many opens, preserving them takes long enough for another open to interleave.
 #[test]
-fn who_opens_while_the_last_channel_goes_gets_what_he_asks_for() {
+fn an_open_racing_a_disconnect_is_granted_the_requested_lease() {
     const FILES: usize = 50;
     let names: Vec<String> = (0..FILES).map(|number| format!("f{number}")).collect();
     for round in 0..200 {

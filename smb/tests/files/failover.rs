@@ -33,7 +33,7 @@ fn write_in_flight(client: &mut Client, file_id: FileId, data: &[u8]) -> forebay
 }
 
 #[test]
-fn what_one_channel_opens_the_others_use_and_close() {
+fn an_open_is_usable_on_every_channel_of_its_session() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -54,7 +54,7 @@ fn what_one_channel_opens_the_others_use_and_close() {
 }
 
 #[test]
-fn a_lost_channel_takes_no_open_no_lock_and_no_request_in_flight_with_it() {
+fn opens_locks_and_requests_in_flight_survive_a_lost_channel() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -77,7 +77,7 @@ fn a_lost_channel_takes_no_open_no_lock_and_no_request_in_flight_with_it() {
 }
 
 #[test]
-fn a_create_with_an_answer_that_is_lost_leaves_nothing_open() {
+fn a_create_with_a_lost_answer_leaves_nothing_open() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -100,7 +100,7 @@ fn a_create_with_an_answer_that_is_lost_leaves_nothing_open() {
 }
 
 #[test]
-fn waiting_requests_are_woken_where_they_wait_and_end_with_their_channel() {
+fn waiting_requests_are_answered_on_their_channel_and_end_with_it() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -120,7 +120,7 @@ fn waiting_requests_are_woken_where_they_wait_and_end_with_their_channel() {
 }
 
 #[test]
-fn the_end_of_a_session_answers_what_waits_on_its_other_channels() {
+fn logoff_answers_requests_that_wait_on_other_channels() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -138,7 +138,7 @@ fn the_end_of_a_session_answers_what_waits_on_its_other_channels() {
 }
 
 #[test]
-fn changes_of_an_earlier_channel_sequence_are_refused() {
+fn modifying_requests_with_an_old_channel_sequence_are_refused() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -170,7 +170,7 @@ fn changes_of_an_earlier_channel_sequence_are_refused() {
 }
 
 #[test]
-fn a_write_is_not_done_again_before_its_first_time_has_ended() {
+fn a_replayed_write_is_refused_while_the_original_is_in_flight() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -187,7 +187,7 @@ fn a_write_is_not_done_again_before_its_first_time_has_ended() {
 }
 
 #[test]
-fn an_open_begins_with_the_channel_sequence_of_its_create() {
+fn an_open_starts_with_the_channel_sequence_of_its_create() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     a.channel_sequence = 0x9000;
@@ -196,7 +196,7 @@ fn an_open_begins_with_the_channel_sequence_of_its_create() {
 }
 
 #[test]
-fn a_lock_that_is_sent_twice_is_taken_once() {
+fn a_replayed_lock_is_granted_once() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);

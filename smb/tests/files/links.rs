@@ -32,7 +32,7 @@ fn standard(client: &mut Client, id: FileId) -> FileStandardInformation {
 }
 
 #[test]
-fn deleting_one_name_leaves_the_other_in_every_order_of_closing() {
+fn deleting_one_name_keeps_the_other_in_any_close_order() {
     let mut lab = Lab::new();
     let (mut one, mut two) = (lab.client(), lab.client());
     let b = two_names(&mut one);
@@ -47,7 +47,7 @@ fn deleting_one_name_leaves_the_other_in_every_order_of_closing() {
 }
 
 #[test]
-fn the_other_name_can_be_used_while_one_is_to_go() {
+fn a_second_name_is_usable_while_the_first_is_delete_pending() {
     let mut lab = Lab::new();
     let (mut one, mut two) = (lab.client(), lab.client());
     let b = two_names(&mut one);
@@ -69,7 +69,7 @@ fn the_other_name_can_be_used_while_one_is_to_go() {
 }
 
 #[test]
-fn delete_on_close_is_of_the_name_that_was_opened() {
+fn delete_on_close_removes_only_the_opened_name() {
     let mut lab = Lab::new();
     let (mut one, mut two) = (lab.client(), lab.client());
     let b = two_names(&mut one);
@@ -81,7 +81,7 @@ fn delete_on_close_is_of_the_name_that_was_opened() {
 }
 
 #[test]
-fn a_name_that_took_the_place_of_another_of_the_same_file_goes_in_every_order_of_closing() {
+fn a_name_that_replaced_another_link_is_deleted_in_any_close_order() {
     let mut lab = Lab::new();
     let (mut one, mut two) = (lab.client(), lab.client());
     let b = two_names(&mut one);

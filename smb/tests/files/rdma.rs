@@ -96,7 +96,7 @@ fn newest(lab: &mut Lab) -> (Client, FileId) {
 }
 
 #[test]
-fn payload_goes_between_file_and_the_clients_memory() {
+fn payload_moves_between_the_file_and_client_memory() {
     let mut lab = Lab::new();
     let (mut c, f) = newest(&mut lab);
     // In pieces, out of order, longer than the requested length.
@@ -114,7 +114,7 @@ fn payload_goes_between_file_and_the_clients_memory() {
 }
 
 #[test]
-fn a_token_is_invalidated_where_that_is_asked_for_also_by_a_failure() {
+fn a_token_is_invalidated_on_request_even_after_a_failure() {
     let mut lab = Lab::new();
     let (mut c, f) = newest(&mut lab);
     let there = descriptors(&[(0, 4096), (8192, 4096)]);
@@ -129,7 +129,7 @@ fn a_token_is_invalidated_where_that_is_asked_for_also_by_a_failure() {
 }
 
 #[test]
-fn channels_are_refused_where_they_mean_nothing() {
+fn unsupported_channels_are_refused() {
     let mut lab = Lab::new();
     let there = descriptors(&[(0, 4096)]);
     for (dialect, channel, status) in [
@@ -153,7 +153,7 @@ fn channels_are_refused_where_they_mean_nothing() {
 }
 
 #[test]
-fn descriptors_are_checked() {
+fn invalid_buffer_descriptors_are_refused() {
     let mut lab = Lab::new();
     let (mut c, f) = newest(&mut lab);
     let wraps = BufferDescriptor { offset: u64::MAX, token: Token(1), length: 2 }.encode();
@@ -174,7 +174,7 @@ fn descriptors_are_checked() {
 }
 
 #[test]
-fn a_write_by_rdma_has_no_payload_in_its_message_and_is_paid_for() {
+fn an_rdma_write_carries_no_inline_payload_and_is_charged() {
     let mut lab = Lab::new();
     let (mut c, f) = newest(&mut lab);
     let there = descriptors(&[(0, 1 << 20)]);
@@ -191,7 +191,7 @@ fn a_write_by_rdma_has_no_payload_in_its_message_and_is_paid_for() {
 }
 
 #[test]
-fn payload_that_must_be_protected_does_not_go_by_rdma() {
+fn protected_payload_is_refused_over_plain_rdma() {
     let mut lab = Lab::new();
     let there = descriptors(&[(0, 4096)]);
     let (mut c, f) = newest(&mut lab);

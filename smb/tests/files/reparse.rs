@@ -70,7 +70,7 @@ fn stopped(client: &mut Client, open: &Open<'_>) -> String {
 }
 
 #[test]
-fn a_symbolic_link_is_followed_by_the_client_and_never_by_the_server() {
+fn a_symbolic_link_is_reported_to_the_client_and_not_followed() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     make(&mut c, "link", &symlink("../elsewhere/f"));
@@ -111,7 +111,7 @@ fn a_symbolic_link_is_followed_by_the_client_and_never_by_the_server() {
 }
 
 #[test]
-fn special_files_are_data_to_the_server() {
+fn special_files_are_stored_as_reparse_points() {
     let mut lab = Lab::new();
     let mut c = lab.posix();
     let no_mode = RequestContext::Posix { mode: 0xffff };
@@ -142,7 +142,7 @@ fn special_files_are_data_to_the_server() {
 }
 
 #[test]
-fn what_is_no_reparse_point_cannot_become_one_by_mistake() {
+fn invalid_reparse_point_changes_are_refused() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);

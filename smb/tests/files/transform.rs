@@ -123,7 +123,7 @@ fn sign(c: &Client) -> Vec<u8> {
 }
 
 #[test]
-fn what_both_can_do_is_negotiated_over_rdma_only() {
+fn rdma_transforms_are_negotiated_over_rdma_only() {
     let mut lab = Lab::new();
     let none = vec![Id::NONE];
     for (offered, ciphers, answered) in [
@@ -148,7 +148,7 @@ fn what_both_can_do_is_negotiated_over_rdma_only() {
 }
 
 #[test]
-fn sealed_payload_is_ciphertext_in_the_clients_memory_and_clear_in_the_file() {
+fn sealed_payload_is_ciphertext_in_client_memory_and_clear_in_the_file() {
     for cipher in CIPHERS {
         let mut lab = Lab::new();
         let mut c = lab.over_rdma(|c| {
@@ -175,7 +175,7 @@ fn sealed_payload_is_ciphertext_in_the_clients_memory_and_clear_in_the_file() {
 }
 
 #[test]
-fn no_nonce_seals_twice_whether_a_message_or_payload() {
+fn messages_and_payload_never_reuse_a_nonce() {
     let mut lab = Lab::new();
     let (mut c, f) = sealing(&mut lab);
     assert_eq!(calls::write(&mut c, f, 0, &[1; 4096]), Ok(4096));
@@ -190,7 +190,7 @@ fn no_nonce_seals_twice_whether_a_message_or_payload() {
 }
 
 #[test]
-fn signed_payload_is_clear_and_vouched_for() {
+fn signed_payload_is_clear_and_verifiable() {
     for algorithm in SIGNING {
         let mut lab = Lab::with(|volume| volume.protection = Protection::Sign);
         let (mut c, f) = signing(&mut lab, algorithm);
@@ -215,7 +215,7 @@ fn signed_payload_is_clear_and_vouched_for() {
 }
 
 #[test]
-fn payload_that_was_changed_on_its_way_is_not_written() {
+fn tampered_payload_is_not_written() {
     let mut lab = Lab::new();
     let (mut c, f) = sealing(&mut lab);
     let (_, info) = seal(&mut c, INVALIDATE);
@@ -242,7 +242,7 @@ fn payload_that_was_changed_on_its_way_is_not_written() {
 }
 
 #[test]
-fn transforms_that_cannot_be_are_refused() {
+fn malformed_transforms_are_refused() {
     let mut lab = Lab::new();
     let (mut c, f) = sealing(&mut lab);
     let (_, good) = seal(&mut c, V1);
@@ -299,7 +299,7 @@ fn transforms_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn what_was_not_negotiated_is_refused_and_payload_never_goes_in_clear_that_must_not() {
+fn unnegotiated_transforms_are_refused_without_clear_text_fallback() {
     let mut lab = Lab::new();
     let there = descriptors(&[(FROM, LENGTH)]);
     for (offered, read, written) in [
@@ -350,7 +350,7 @@ fn info_of(lab: &Lab, client: &Client) -> SessionInfo {
 }
 
 #[test]
-fn the_list_of_sessions_says_how_payload_goes() {
+fn session_infos_report_transports_and_their_protection() {
     use Protection::{Optional, Seal, Sign};
     for (protection, transforms, over_rdma, over_tcp) in [
         (Optional, &[][..], "rdma", "tcp"),
