@@ -444,7 +444,7 @@ mod tests {
     }
 
     fn shortage(result: Result<Buffer, OutOfBuffers>) -> Shortage {
-        result.expect_err("there is none").shortage
+        result.expect_err("no buffer").shortage
     }
 
     /// An account without limits.
@@ -492,7 +492,7 @@ mod tests {
     fn take_fails_at_the_limit_until_a_buffer_is_dropped() {
         let one = MIB + 2 * PAGE;
         let pool = BufferPool::new(one);
-        let buffer = pool.take(MIB).expect("one fits");
+        let buffer = pool.take(MIB).expect("the first fits");
         assert_eq!(shortage(pool.take(MIB)), Shortage::Budget);
         assert_eq!(pool.bytes_in_use(), one);
         drop(buffer);
@@ -513,7 +513,7 @@ mod tests {
         let first = take();
         let (there, drawn) = (places(&first), pool.budget().bytes());
         drop(first);
-        assert_eq!(pool.budget().bytes(), drawn, "256 MiB are kept");
+        assert_eq!(pool.budget().bytes(), drawn, "256 MiB are cached");
         assert!(places(&take()) == there);
     }
 
@@ -524,9 +524,9 @@ mod tests {
         let small: Vec<Buffer> = (0..200).map(|_| a.take(64 << 10).expect("memory")).collect();
         drop(small);
         assert!(budget.bytes() > 12 * MIB);
-        let large = a.take(8 * MIB).expect("small ones are given up");
+        let large = a.take(8 * MIB).expect("small buffers are freed");
         drop(large);
-        let here = b.take(8 * MIB).expect("the other pool's");
+        let here = b.take(8 * MIB).expect("the other pool's buffers are freed");
         assert!(budget.bytes() <= 16 * MIB);
         assert_eq!(shortage(a.take(8 * MIB)), Shortage::Budget);
         drop(here);
@@ -544,7 +544,7 @@ mod tests {
         let place = budget.line().join(wake);
         drop(held);
         assert_eq!(woken.load(Ordering::Relaxed), 1);
-        assert_eq!(shortage(a.take_for(8 * MIB, &first, None)), Shortage::Budget, "another one waits");
+        assert_eq!(shortage(a.take_for(8 * MIB, &first, None)), Shortage::Budget, "another account waits");
         place.try_again();
         let held = b.take_for(8 * MIB, &second, Some(&place)).expect("its turn");
         drop(place);
@@ -565,7 +565,7 @@ mod tests {
         // An answer is always granted, even if nothing is left.
         let answer = pool.take_owed(MIB, &modest).expect("overdrawn");
         drop((answer, small));
-        assert_eq!(budget.bytes(), 8 * MIB + 2 * PAGE, "what was overdrawn is not kept");
+        assert_eq!(budget.bytes(), 8 * MIB + 2 * PAGE, "overdrawn memory is not cached");
         assert_eq!(modest.bytes(), 0);
         drop(held);
     }
@@ -644,7 +644,7 @@ mod tests {
                                     let began = std::time::Instant::now();
                                     std::thread::park_timeout(std::time::Duration::from_secs(30));
                                     assert!(began.elapsed().as_secs() < 30, "a wake-up was lost");
-                                    place.as_ref().expect("it waits").try_again();
+                                    place.as_ref().expect("it has a place in the line").try_again();
                                 }
                             }
                         };

@@ -158,7 +158,7 @@ mod tests {
         assert!(!line.is_turn_of(None) && line.is_turn_of(Some(&a)) && !line.is_turn_of(Some(&b)));
         line.nudge();
         line.nudge();
-        assert_eq!((first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)), (1, 0), "once a try");
+        assert_eq!((first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)), (1, 0), "once per try");
         a.try_again();
         line.nudge();
         assert_eq!(first.load(Ordering::Relaxed), 2);

@@ -49,7 +49,7 @@ fn assert_works(client: &mut Client) {
 fn deliver(server: &Server, clients: &mut [&mut Client]) -> Vec<u64> {
     let mut ended = Vec::new();
     for (to, mail) in server.take_mail() {
-        let client = clients.iter_mut().find(|c| c.id == to.0).expect("mail for one of them");
+        let client = clients.iter_mut().find(|c| c.id == to.0).expect("mail for a known client");
         if client.connection.deliver(client.now, mail).is_err() {
             ended.push(to.0);
         }
@@ -145,7 +145,7 @@ fn bindings_that_do_not_match_the_session_are_refused() {
     let hmac: Change = |c| c.signing_algorithms = vec![HMAC];
     let aes_256: Change = |c| c.ciphers = vec![Cipher::Aes256Gcm];
     let no_cipher: Change = |c| c.ciphers = vec![];
-    let stranger: Change = |c| c.client_guid = [4; 16];
+    let other_guid: Change = |c| c.client_guid = [4; 16];
     let smb_3_0: Change = |c| c.dialect = Dialect::SMB3_0;
     let smb_3_0_2: Change = |c| c.dialect = Dialect::SMB3_0_2;
     let smb_2_1: Change = |c| c.dialect = Dialect::SMB2_1;
@@ -159,7 +159,7 @@ fn bindings_that_do_not_match_the_session_are_refused() {
         ("a session without channels", smb_2_1, cmac, S::INVALID_PARAMETER),
         ("neither knows channels", smb_2_1, smb_2_1, S::REQUEST_NOT_ACCEPTED),
         ("the oldest", smb_2_0_2, smb_2_0_2, S::REQUEST_NOT_ACCEPTED),
-        ("another client", same, stranger, S::USER_SESSION_DELETED),
+        ("another client", same, other_guid, S::USER_SESSION_DELETED),
         ("another cipher", same, aes_256, S::INVALID_PARAMETER),
         ("no cipher", same, no_cipher, S::INVALID_PARAMETER),
         ("CMAC to HMAC", cmac, hmac, S::SUCCESS),
@@ -201,7 +201,7 @@ fn each_leg_of_a_binding_must_be_signed_with_the_session_key() {
                 })
                 .unwrap();
             assert_eq!(answer.status(), status, "leg {leg}");
-            assert!(!answer.header.flags.contains(HeaderFlags::SIGNED), "nothing is signed for a stranger");
+            assert!(!answer.header.flags.contains(HeaderFlags::SIGNED), "unsigned, as no key is proven");
             assert!(!b.connection.is_authenticated());
             assert_works(&mut a);
             let again = b.bind(&a, USER, PASSWORD).unwrap();
@@ -238,12 +238,12 @@ fn a_connection_binds_once_and_only_to_existing_sessions() {
     let mut b = negotiated(&server, 2, |_| {});
     assert_eq!(b.bind(&outsider, USER, PASSWORD).unwrap().status(), NtStatus::USER_SESSION_DELETED);
     // Requests other than a binding must not name another connection's session.
-    let mut stranger = negotiated(&server, 5, |_| {});
-    stranger.adopt(&a);
-    stranger.sign = true;
-    let answer = stranger.call(Command::TREE_DISCONNECT, &ECHO).unwrap();
+    let mut unbound = negotiated(&server, 5, |_| {});
+    unbound.adopt(&a);
+    unbound.sign = true;
+    let answer = unbound.call(Command::TREE_DISCONNECT, &ECHO).unwrap();
     assert_eq!(answer.status(), NtStatus::USER_SESSION_DELETED);
-    assert!(answer.header.flags.contains(HeaderFlags::SIGNED), "or clients would not believe it");
+    assert!(answer.header.flags.contains(HeaderFlags::SIGNED), "clients ignore it unsigned");
     // The first connection is a channel from the start.
     let session = a.session_id;
     let keys = Client::channel(&a, 3, nothing());
@@ -312,7 +312,7 @@ fn a_session_lives_until_its_last_channel_is_lost() {
     assert_works(&mut b);
     b.disconnect();
     assert!(server.session_infos().is_empty());
-    assert_eq!([&a, &b, &c, &d].map(closed), [0, 1, 0, 0], "the last one reports the end");
+    assert_eq!([&a, &b, &c, &d].map(closed), [0, 1, 0, 0], "the last channel reports the end");
 }
 
 #[test]
@@ -325,10 +325,10 @@ fn logoff_ends_the_session_on_all_channels_but_no_connection() {
     assert_eq!(answer.status(), NtStatus::SUCCESS);
     assert!(answer.header.flags.contains(HeaderFlags::SIGNED));
     assert!(server.session_infos().is_empty());
-    let gone = |client: &mut Client| client.call(Command::TREE_DISCONNECT, &ECHO).unwrap().status();
-    assert_eq!(gone(&mut a), NtStatus::USER_SESSION_DELETED, "before it has heard of it");
+    let next_status = |client: &mut Client| client.call(Command::TREE_DISCONNECT, &ECHO).unwrap().status();
+    assert_eq!(next_status(&mut a), NtStatus::USER_SESSION_DELETED, "before the mail is delivered");
     assert!(deliver(&server, &mut [&mut a, &mut b]).is_empty());
-    assert_eq!(gone(&mut a), NtStatus::USER_SESSION_DELETED);
+    assert_eq!(next_status(&mut a), NtStatus::USER_SESSION_DELETED);
     assert_eq!((closed(&a), closed(&b)), (1, 0), "reported once, by the channel that ends last");
     a.session_id = 0;
     assert_eq!(a.logon(USER, PASSWORD, 0).unwrap().status(), NtStatus::SUCCESS, "the connection stays");
@@ -434,7 +434,7 @@ fn a_previous_session_id_ends_all_channels_of_that_session() {
     let mut b = Client::channel(&a, 2, nothing());
     let mut c = negotiated(&server, 3, |_| {});
     assert_eq!(c.logon(USER, PASSWORD, a.session_id).unwrap().status(), NtStatus::SUCCESS);
-    assert_eq!(deliver(&server, &mut [&mut a, &mut b]), [0; 0], "the connections may be used for others");
+    assert_eq!(deliver(&server, &mut [&mut a, &mut b]), [0; 0], "the connections stay usable");
     for client in [&mut a, &mut b] {
         let answer = client.call(Command::TREE_DISCONNECT, &ECHO).unwrap();
         assert_eq!(answer.status(), NtStatus::USER_SESSION_DELETED);

@@ -192,14 +192,14 @@ fn engine_modules_import_only_lower_layers() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let known: BTreeSet<&str> = modules.keys().filter_map(|m| m.first()).map(String::as_str).collect();
     for name in LAYERS.iter().copied().flatten() {
-        assert!(known.contains(name), "{name} is a layer of nothing");
+        assert!(known.contains(name), "{name} does not exist");
     }
 }
 
 #[test]
 fn engine_modules_have_no_import_cycles() {
     let modules = modules(&sources(), "engine");
-    assert_eq!(import_cycle(&modules), None, "these import each other, or what does");
+    assert_eq!(import_cycle(&modules), None, "a cycle of imports");
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn a_request_with_a_wrong_signature_is_refused() {
     client.send_raw(message).unwrap();
     let answer = client.answers.pop_front().unwrap();
     assert_eq!(answer.status(), NtStatus::ACCESS_DENIED);
-    assert!(!answer.header.flags.contains(HeaderFlags::SIGNED), "nothing is signed for a stranger");
+    assert!(!answer.header.flags.contains(HeaderFlags::SIGNED), "unsigned, as no key is proven");
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn dialects_before_the_minimum_are_refused() {
     client.send_raw(negotiate(smb1::DIALECT_2_WILDCARD)).unwrap();
     client.answers.clear();
     client.message_id = 1;
-    assert_eq!(client.negotiate().unwrap().status(), NtStatus::SUCCESS, "led on to what is spoken");
+    assert_eq!(client.negotiate().unwrap().status(), NtStatus::SUCCESS, "upgraded to SMB 3.1.1");
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn close_session_and_a_previous_session_id_end_a_session() {
     assert!(!server.close_session(second.session_id));
     for (to, mail) in server.take_mail() {
         assert_eq!(to.0, 2);
-        assert!(second.connection.deliver(second.now, mail).is_err(), "its last session is gone");
+        assert!(second.connection.deliver(second.now, mail).is_err(), "its last session has ended");
     }
 }
 

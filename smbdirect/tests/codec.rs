@@ -99,7 +99,7 @@ proptest! {
 
     /// A slice equals the result of a byte-by-byte walk over the elements.
     #[test]
-    fn slices_of_descriptors_cover_the_requested_bytes(lengths in vec(0..40_u32, 1..8), offset in 0..200_u64, length in 0..200_u64) {
+    fn descriptor_slices_cover_the_requested_range(lengths in vec(0..40_u32, 1..8), offset in 0..200_u64, length in 0..200_u64) {
         let descriptors: Vec<_> = lengths.iter().enumerate()
             .map(|(i, length)| BufferDescriptor { offset: 1000 * i as u64, token: Token(i as u32), length: *length })
             .collect();

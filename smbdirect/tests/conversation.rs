@@ -66,7 +66,7 @@ fn a_whole_connection_from_negotiation_to_shutdown() {
     pair.advance(seconds(2));
     let asked = sent_by(&pair, ACTIVE).iter().filter(|d| d.flags == Flags::RESPONSE_REQUESTED).count()
         + sent_by(&pair, PASSIVE).iter().filter(|d| d.flags == Flags::RESPONSE_REQUESTED).count();
-    assert!((1..=2).contains(&asked), "asked {asked} times");
+    assert!((1..=2).contains(&asked), "requested {asked} times");
     pair.advance(seconds(3600));
     assert_eq!((pair.peers[ACTIVE].ended, pair.peers[PASSIVE].ended), (None, None));
 
@@ -116,7 +116,7 @@ fn credits_are_granted_with_answers_and_rarely_in_empty_messages() {
         pair.settle();
     }
     let grants = pair.log[begin..].iter().filter(|(who, _)| *who == PASSIVE).count();
-    assert!((5..=6).contains(&grants), "{grants} messages that grant");
+    assert!((5..=6).contains(&grants), "{grants} messages that grant credits");
 }
 
 #[test]

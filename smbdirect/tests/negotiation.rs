@@ -52,7 +52,7 @@ fn connection(config: Config) -> (Connection, Instant) {
 fn answer(config: Config, request: &[u8]) -> (Result<NegotiateResponse, Disconnect>, Option<Disconnect>) {
     let (mut server, now) = connection(config);
     if let Err(reason) = server.handle_receive(now, BUFFER, request, None) {
-        assert!(server.poll_transmit(now).is_none(), "who is disconnected gets no answer");
+        assert!(server.poll_transmit(now).is_none(), "a disconnected peer gets no answer");
         return (Err(reason), server.closed());
     }
     let transmit = server.poll_transmit(now).expect("an answer");
@@ -96,7 +96,7 @@ fn a_server_accepts_valid_requests() {
             (10, 1024, 1024, 131_072),
         ),
         (
-            "wants more credits than there are",
+            "requests more credits than available",
             Config { receive_credit_max: 120, ..Config::passive() },
             NegotiateRequest { credits_requested: u16::MAX, ..LINUX },
             (120, 1364, 1364, 131_072),
@@ -151,12 +151,12 @@ fn a_server_refuses_invalid_or_incompatible_requests() {
             refused(Status::NOT_SUPPORTED, Incompatibility::Version { min: 0x101, max: 0x200 }),
         ),
         (
-            "versions the wrong way round",
+            "minimum above maximum version",
             NegotiateRequest { min_version: 0x200, max_version: 0x0, ..LINUX },
             refused(Status::NOT_SUPPORTED, Incompatibility::Version { min: 0x200, max: 0 }),
         ),
         (
-            "a wrong version goes before wrong sizes",
+            "a wrong version precedes wrong sizes",
             NegotiateRequest { max_version: 0, min_version: 0, credits_requested: 0, ..LINUX },
             refused(Status::NOT_SUPPORTED, Incompatibility::Version { min: 0, max: 0 }),
         ),

@@ -22,7 +22,7 @@ fn server(credits: u16) -> (Connection, Instant) {
     };
     server.handle_receive(now, BufferId(0), &request.encode(), None).expect("accepted");
     assert!(server.poll_transmit(now).is_some());
-    server.handle_sent(1).expect("goes on");
+    server.handle_sent(1).expect("the connection continues");
     (server, now)
 }
 
@@ -170,10 +170,10 @@ fn tiny_fragments_cannot_hold_all_receive_buffers() {
     for sent in 1..=255_u32 {
         // Free buffers are posted and announced.
         while server.poll_transmit(now).is_some() {}
-        let crumb = message(data(1, 1000 - sent));
-        let received = server.handle_receive(now, BufferId(sent), &crumb, None);
+        let fragment = message(data(1, 1000 - sent));
+        let received = server.handle_receive(now, BufferId(sent), &fragment, None);
         if sent < 255 {
-            assert_eq!(received, Ok(Received::Held), "crumb {sent}");
+            assert_eq!(received, Ok(Received::Held), "fragment {sent}");
         } else {
             let reason = Disconnect::Misbehaved(Misbehaviour::TooManyFragments { max: 255 });
             assert_eq!(received, Err(reason));
@@ -216,7 +216,7 @@ fn unusual_but_valid_messages_are_accepted() {
 /// Sends everything that the server has to send.
 fn send_all(server: &mut Connection, now: Instant) {
     while server.poll_transmit(now).is_some() {
-        server.handle_sent(1).expect("goes on");
+        server.handle_sent(1).expect("the connection continues");
     }
 }
 
@@ -233,14 +233,14 @@ fn an_incomplete_message_times_out_despite_other_traffic() {
             return;
         }
         send_all(&mut server, now);
-        // Signs of life, credits, and occasionally a crumb of the message.
-        let crumb = if second % 50 == 0 { fragment(1, 300 - second as u32 / 50) } else { fragment(0, 0) };
-        match server.handle_receive(now, BufferId(2), &crumb, None) {
+        // Signs of life, credits, and occasionally a fragment of the message.
+        let next = if second % 50 == 0 { fragment(1, 300 - second as u32 / 50) } else { fragment(0, 0) };
+        match server.handle_receive(now, BufferId(2), &next, None) {
             Ok(Received::Free) => server.receives_posted(1),
             received => assert_eq!(received, Ok(Received::Held)),
         }
     }
-    panic!("a message that never ends is waited for without end");
+    panic!("an incomplete message never times out");
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn the_reassembly_timeout_pauses_while_the_peer_has_no_credits() {
     assert_eq!(server.handle_receive(at(50), BufferId(2), &fragment(10, 80), None), Ok(Received::Held));
     assert_eq!(server.handle_receive(at(50), BufferId(3), &fragment(10, 70), None), Ok(Received::Held));
     assert_eq!(server.credits().announced, 0);
-    server.handle_timeout(at(160)).expect("it is our turn");
+    server.handle_timeout(at(160)).expect("the peer has no credits");
     send_all(&mut server, at(160));
     assert!(server.credits().announced > 0);
     // A sign of life postpones the keepalive request.

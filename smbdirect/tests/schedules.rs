@@ -145,11 +145,11 @@ proptest! {
             let (peer, other) = (&pair.peers[side], &pair.peers[1 - side]);
             prop_assert_eq!(peer.ended, None);
             prop_assert_eq!(peer.unsent(), 0);
-            prop_assert!(other.received == sent[side], "what came is what was sent, in order");
+            prop_assert!(other.received == sent[side], "messages arrive as sent, in order");
             let credits = peer.connection.credits();
             prop_assert_eq!(credits.posted, u32::from(peer.config.receive_buffers()));
             prop_assert!(credits.announced > 0 && credits.announced <= credits.posted);
-            prop_assert!(credits.send > 0, "each can speak");
+            prop_assert!(credits.send > 0, "each side can send");
         }
     }
 }

@@ -35,8 +35,8 @@ fn an_app_instance_moves_its_opens_to_another_client() {
     lock(&mut a, first.id, &[(0, 5, EXCLUSIVE)]).unwrap();
 
     let second = make(&mut b, &owned("f").context(wanted(0, [2; 16]))).unwrap();
-    assert!(!lab.server.has_mail(), "no break is sent to the client that it has left");
-    assert_eq!(read(&mut b, second.id, 0, 5).unwrap(), b"saved", "its locks are gone, too");
+    assert!(!lab.server.has_mail(), "no break is sent to the previous client");
+    assert_eq!(read(&mut b, second.id, 0, 5).unwrap(), b"saved", "its locks are released, too");
     assert_eq!(write(&mut a, first.id, 0, b"late"), Err(NtStatus::FILE_CLOSED));
     assert_eq!(close(&mut a, first.id), Err(NtStatus::FILE_CLOSED));
     assert_eq!(lab.server.open_infos(None).len(), 1);
@@ -82,7 +82,7 @@ fn takeover_ends_preserved_opens_and_completes_pending_deletes() {
     let kept = make(&mut a, &owned("f").context(wanted(0, [1; 16]))).unwrap();
     write(&mut a, kept.id, 0, b"old").unwrap();
     a.disconnect();
-    assert_eq!(lab.server.open_infos(None).len(), 1, "kept");
+    assert_eq!(lab.server.open_infos(None).len(), 1, "preserved");
     let second = id(&mut b, &owned("f")).unwrap();
     assert_eq!(read(&mut b, second, 0, 3).unwrap(), b"old");
     assert_eq!(lab.server.open_infos(None).len(), 1);
@@ -91,5 +91,5 @@ fn takeover_ends_preserved_opens_and_completes_pending_deletes() {
     let temporary = owned("t").options(CreateOptions::NON_DIRECTORY_FILE | CreateOptions::DELETE_ON_CLOSE);
     id(&mut b, &temporary).unwrap();
     let new = owned("t").disposition(CreateDisposition::CREATE);
-    id(&mut c, &new).expect("the name went with the open that was to remove it");
+    id(&mut c, &new).expect("the takeover completes the pending delete");
 }

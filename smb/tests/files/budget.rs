@@ -134,7 +134,7 @@ fn writes_behind_a_waiting_create_are_limited_per_connection() {
             }
         }
         assert!(live.load(Ordering::Relaxed) <= PARKED_BYTES_PER_CONNECTION_MAX);
-        assert!(hostile.connection.pinned_bytes() >= live.load(Ordering::Relaxed), "all of it is counted");
+        assert!(hostile.connection.pinned_bytes() >= live.load(Ordering::Relaxed), "all frames are counted");
     }
     assert!(waiting > 0 && refused > 0, "{waiting} wait, {refused} were refused");
     // Others are served, and small requests of the hostile client can wait.
@@ -212,7 +212,7 @@ fn answers_in_preparation_count_against_the_connection_limit() {
         taken += 1;
     }
     let most = PINNED_BYTES_PER_CONNECTION_MAX / u64::from(IO_BYTES_MAX);
-    assert!((most..=most + 1).contains(&taken), "{taken} answers of 8 MiB are made at a time");
+    assert!((most..=most + 1).contains(&taken), "{taken} answers of 8 MiB are prepared at a time");
     hostile.run().unwrap();
     assert_eq!(hostile.answers.len() as u64, taken, "all are answered");
     assert_eq!(hostile.connection.pinned_bytes(), 0);

@@ -198,7 +198,7 @@ fn a_lease_key_belongs_to_one_file_of_one_client() {
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let (f, _) = leased(&mut a, "f", 1, RH);
     assert_eq!(send(&mut a, &lease(file("g"), 1, R)).unwrap_err(), NtStatus::INVALID_PARAMETER);
-    assert_eq!(lab.memory.contents("g"), None, "nothing is left of the attempt");
+    assert_eq!(lab.memory.contents("g"), None, "the refused open creates no file");
     leased(&mut b, "g", 1, R);
     close(&mut a, f).unwrap();
     leased(&mut a, "g", 1, R);
@@ -312,11 +312,11 @@ fn writes_locks_and_size_changes_break_read_caching_of_others() {
         let (held, state) = leased(&mut a, "f", 1, RH);
         assert_eq!(state, RH);
         let (writer, state) = leased(&mut b, "f", 2, RWH);
-        assert_eq!(state, RH, "who writes later is alone");
+        assert_eq!(state, RH, "write caching needs a sole opener");
         change(&mut b, writer);
         lab.deliver(&mut [&mut a, &mut b]);
         assert_eq!(lease_broken(&mut a), (RH, NONE, true));
-        assert!(b.answers.is_empty(), "one's own lease stays");
+        assert!(b.answers.is_empty(), "the writer's own lease stays");
         close(&mut a, held).unwrap();
         let (held, _) = leased(&mut a, "g", 3, R);
         let (other, _) = leased(&mut b, "g", 4, R);
@@ -378,7 +378,7 @@ fn a_lease_is_broken_in_steps_one_notification_at_a_time() {
     waits(&mut c, Command::CREATE, &body(&overwrite, OplockLevel::NONE));
     lab.deliver(&mut [&mut a, &mut b, &mut c]);
     assert_eq!(lease_broken(&mut a), (RWH, RH, true));
-    assert!(a.answers.is_empty(), "one at a time");
+    assert!(a.answers.is_empty(), "one break at a time");
     let flags = send(&mut a, &lease(file("f"), 1, RWH)).unwrap().lease.unwrap();
     assert_eq!((flags.lease_state, flags.lease_flags), (RWH, LeaseFlags::BREAK_IN_PROGRESS));
     for more in [RWH, RW, W] {
@@ -418,7 +418,7 @@ fn lease_epochs_count_changes_and_parent_keys_are_returned() {
     assert_eq!((notification.new_epoch, notification.lease_key), (0x4714, [1; 16]));
     let mut other = lab.client_of(3);
     let plain = send(&mut other, &lease(file("g"), 1, R)).unwrap().lease.unwrap();
-    assert_eq!(plain.v2, None, "version 1 is answered by version 1");
+    assert_eq!(plain.v2, None, "a version 1 request gets a version 1 answer");
 }
 
 #[test]
@@ -491,7 +491,7 @@ fn a_partial_write_or_copy_on_a_full_disk_breaks_read_caching() {
         }
         lab.deliver(&mut [&mut a, &mut b]);
         let contents = lab.memory.contents("f").unwrap();
-        assert!(contents.ends_with(b"\0da"), "half of it is there");
+        assert!(contents.ends_with(b"\0da"), "the part that fits is written");
         assert_eq!(lease_broken(&mut a), (R, NONE, false), "copies: {copies}");
     }
 }
@@ -512,7 +512,7 @@ fn a_wall_clock_step_does_not_expire_a_break() {
         close(&mut c, other).unwrap();
         lab.server.tick(start() + SECOND);
         lab.deliver(&mut [&mut a, &mut b]);
-        assert!(b.answers.is_empty(), "the holder has its time");
+        assert!(b.answers.is_empty(), "the holder still has time");
     }
     assert_eq!(lease_broken(&mut a), (RWH, RH, true));
     assert_eq!(acknowledge_lease(&mut a, 1, RH), NtStatus::SUCCESS);
@@ -535,7 +535,7 @@ fn a_break_is_sent_once_on_every_channel_before_it_times_out() {
     }
     for channel in others.iter_mut().chain([&mut a]) {
         assert_eq!(lease_broken(channel), (RWH, RH, true));
-        assert!(channel.answers.is_empty(), "asked once");
+        assert!(channel.answers.is_empty(), "notified once");
     }
 }
 
@@ -559,17 +559,17 @@ fn a_break_is_resent_channel_by_channel_as_channels_fail() {
     assert_eq!(asked(&others), 1, "the first was silent");
     a.disconnect();
     deliver(&lab, &mut a, &mut others);
-    assert_eq!(asked(&others), 1, "the second has its time");
+    assert_eq!(asked(&others), 1, "the second still has time");
     lab.server.tick(start() + 5 * SECOND + SECOND / 10);
     deliver(&lab, &mut a, &mut others);
     assert_eq!(asked(&others), 1, "not at once");
     lab.server.tick(start() + 6 * SECOND);
     lab.server.tick(start() + 7 * SECOND);
     deliver(&lab, &mut a, &mut others);
-    assert_eq!(asked(&others), 2, "one for the one that is lost");
+    assert_eq!(asked(&others), 2, "one resend for the lost channel");
     lab.server.tick(start() + 10 * SECOND);
     deliver(&lab, &mut a, &mut others);
-    assert_eq!(asked(&others), 3, "the clock goes on");
+    assert_eq!(asked(&others), 3, "the resend timer continues");
     for channel in &mut others {
         channel.disconnect();
     }
@@ -760,7 +760,7 @@ fn invalid_acknowledgments_are_refused() {
     assert_eq!(
         acknowledge_oplock(&mut a, held.id, OplockLevel::BATCH),
         NtStatus::INVALID_OPLOCK_PROTOCOL,
-        "and holds nothing any more"
+        "and no longer has an oplock"
     );
     lab.deliver(&mut [&mut a, &mut b]);
     assert_eq!(granted(&waited(&mut b)).unwrap().level, OplockLevel::II);

@@ -28,14 +28,14 @@ fn cancel(session_id: u64, async_id: u64, flags: HeaderFlags) -> Header {
 /// Sends a CANCEL without the protection that `client` uses. Returns whether the request was cancelled.
 fn in_clear(client: &mut Client, header: Header) -> bool {
     let message = client.message(header, &[4, 0, 0, 0]);
-    client.send_raw(message).expect("the connection goes on");
+    client.send_raw(message).expect("the connection stays open");
     cancelled(client)
 }
 
 /// Sends a CANCEL with the protection that `client` uses. Returns whether the request was cancelled.
 fn protected(client: &mut Client, header: Header) -> bool {
     let message = client.message(header, &[4, 0, 0, 0]);
-    client.send(message).expect("the connection goes on");
+    client.send(message).expect("the connection stays open");
     cancelled(client)
 }
 

@@ -168,7 +168,7 @@ fn invalid_create_parameters_are_refused() {
     assert_eq!(bad.send(&mut c), Err(NtStatus::BAD_IMPERSONATION_LEVEL));
     let temporary = directory("d").attributes(FileAttributes::TEMPORARY);
     assert_eq!(temporary.send(&mut c), Err(NtStatus::INVALID_PARAMETER));
-    assert_eq!(lab.memory.contents("f"), None, "nothing was made on the way");
+    assert_eq!(lab.memory.contents("f"), None, "no file was created");
 }
 
 #[test]

@@ -72,7 +72,7 @@ fn posix_delete_removes_the_name_before_other_opens_close() {
     delete_pending(&mut b, fb, true).unwrap();
     close(&mut b, fb).unwrap();
     close(&mut b, s).unwrap();
-    assert_eq!(lab.memory.contents("f").as_deref(), Some(&b"new"[..]), "that is not theirs");
+    assert_eq!(lab.memory.contents("f").as_deref(), Some(&b"new"[..]), "a new file of the same name");
     close(&mut a, new).unwrap();
     assert_eq!(lab.server.volume_uses().iter().map(|v| v.open_files).sum::<u64>(), 0);
 }
@@ -174,9 +174,9 @@ fn close_reports_a_failed_unlink() {
         false => backend(op),
     });
     assert_eq!(close(&mut c, f), Err(NtStatus::UNEXPECTED_IO_ERROR));
-    assert!(lab.server.open_infos(None).is_empty(), "the open has ended all the same");
+    assert!(lab.server.open_infos(None).is_empty(), "the open has ended regardless");
     let again = file("f").disposition(CreateDisposition::OPEN).id(&mut c);
-    assert_eq!(close(&mut c, again), Ok(()), "the name stays, and nothing wants it to go any more");
+    assert_eq!(close(&mut c, again), Ok(()), "the name stays, and no delete is pending");
 }
 
 #[test]

@@ -162,6 +162,6 @@ fn a_volume_without_extended_attributes_stores_no_dacl() {
     let list = encoded(&with_list(vec![everyone(READ)]));
     assert_eq!(set_security(&mut client, id, DACL, &list), Err(NtStatus::NOT_SUPPORTED));
     let given = file("b").context(RequestContext::SdBuffer(&list)).id(&mut client);
-    assert_eq!(aces(&mut client, given).len(), 2, "the list that every file has");
+    assert_eq!(aces(&mut client, given).len(), 2, "the default DACL");
     assert_eq!(may(&mut client, file("b"), WRITE), Ok(()));
 }

@@ -167,10 +167,10 @@ fn only_v2_leases_of_capable_clients_are_granted_on_directories() {
     body[3] = OplockLevel::LEASE.0;
     nothing(&mut a, &body);
     send(&mut a, &with_lease(file("g"), D, RH, None)).unwrap();
-    assert_eq!(send(&mut a, &body).unwrap_err(), NtStatus::INVALID_PARAMETER, "the key is of another file");
+    assert_eq!(send(&mut a, &body).unwrap_err(), NtStatus::INVALID_PARAMETER, "the key of another file");
     nothing(&mut without, &with_lease(cached("d"), D, RH, None));
     let file = send(&mut without, &with_lease(file("f"), 1, RH, None)).unwrap();
-    assert_eq!(file.lease.unwrap().lease_state, RH, "files are leased all the same");
+    assert_eq!(file.lease.unwrap().lease_state, RH, "file leases are granted");
 }
 
 #[test]
@@ -485,7 +485,7 @@ fn a_delete_spares_the_lease_named_by_both_deleter_and_last_closer() {
         }
         close(&mut a, handles[0]).unwrap();
         lab.deliver(&mut [&mut a]);
-        assert!(a.answers.is_empty(), "the name is there still");
+        assert!(a.answers.is_empty(), "the name still exists");
         close(&mut a, handles[1]).unwrap();
         lab.deliver(&mut [&mut a]);
         for key in expected {
@@ -620,7 +620,7 @@ fn rename_into_a_directory_waits_for_a_conflicting_handle() {
     assert_eq!(lease_broken(&mut a), (D, RH, R, true));
     acknowledge_lease(&mut a, D, R);
     lab.deliver(&mut [&mut a, &mut b]);
-    assert_eq!(waited(&mut b).status(), NtStatus::SHARING_VIOLATION, "it is kept");
+    assert_eq!(waited(&mut b).status(), NtStatus::SHARING_VIOLATION, "the handle stays open");
     close(&mut a, held).unwrap();
     let held = send(&mut a, &with_lease(keeps_out(), D, RH, None)).unwrap().id;
     after_close(&lab, &mut a, &mut b, held, |b| rename_waits(b, f, "d\\f"));

@@ -41,7 +41,7 @@ fn a_listing_is_complete_for_any_buffer_size() {
             }
         }
         assert_eq!(seen, expected, "{room}");
-        assert_eq!(list(&mut c, d, "*", NONE, room), Err(NtStatus::NO_MORE_FILES), "the end stays");
+        assert_eq!(list(&mut c, d, "*", NONE, room), Err(NtStatus::NO_MORE_FILES), "the scan stays there");
         assert_eq!(list(&mut c, d, "*", Flags::RESTART_SCANS, 65536).unwrap()[..3], expected[..3]);
         close(&mut c, d).unwrap();
     }
@@ -87,7 +87,7 @@ fn invalid_queries_are_refused() {
     assert_eq!(list(&mut c, d, r"a\b", NONE, 4096), Err(NtStatus::OBJECT_NAME_INVALID));
     assert_eq!(list(&mut c, d, "*", NONE, 103), Err(NtStatus::INFO_LENGTH_MISMATCH));
     assert_eq!(list(&mut c, d, "f*", NONE, 105), Err(NtStatus::INFO_LENGTH_MISMATCH));
-    assert_eq!(list(&mut c, d, "f*", NONE, 4096).unwrap().len(), 1, "and nothing was lost");
+    assert_eq!(list(&mut c, d, "f*", NONE, 4096).unwrap().len(), 1, "and no entry is skipped");
     let f = file("f").id(&mut c);
     assert_eq!(list(&mut c, f, "*", NONE, 4096), Err(NtStatus::INVALID_PARAMETER));
     let blind = directory("d").access(AccessMask::FILE_READ_ATTRIBUTES).id(&mut c);

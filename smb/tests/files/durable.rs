@@ -139,11 +139,11 @@ fn only_opens_with_handle_caching_are_durable() {
     assert_eq!(make(&mut a, &directory("d").context(wanted(0, GUID))).unwrap().durable, None);
     assert_eq!(make(&mut a, &file("plain")).unwrap().durable, None);
     let mut old = lab.dialect(Dialect::SMB2_1);
-    assert_eq!(make(&mut old, &file("old").context(wanted(0, GUID))).unwrap().durable, None, "SMB 3.x alone");
+    assert_eq!(make(&mut old, &file("old").context(wanted(0, GUID))).unwrap().durable, None, "SMB 3.x only");
     let first = file("first").context(RequestContext::DurableHandleRequest);
     assert_eq!(make(&mut old, &first).unwrap().durable, Some(0));
     a.disconnect();
-    assert!(lab.server.open_infos(None).iter().all(|open| open.session_id != 0), "nothing of it is kept");
+    assert!(lab.server.open_infos(None).iter().all(|open| open.session_id != 0), "nothing is preserved");
 }
 
 const NOT_FOUND: Result<Made, NtStatus> = Err(NtStatus::OBJECT_NAME_NOT_FOUND);
@@ -163,7 +163,7 @@ fn a_disconnected_open_can_be_flushed_by_its_user_before_reclaim() {
     assert_eq!(flush(&mut b, unknown), Err(NtStatus::FILE_CLOSED));
     lab.memory.take_log();
     flush(&mut b, id).unwrap();
-    assert!(!lab.memory.take_log().is_empty(), "the backend did it");
+    assert!(!lab.memory.take_log().is_empty(), "the backend flushed it");
     // It is still kept.
     assert_eq!(make(&mut b, &claim(id, GUID)).unwrap().id, id);
     crate::calls::close(&mut b, id).unwrap();
@@ -186,7 +186,7 @@ fn only_its_user_reclaims_an_open_by_file_id_and_create_guid() {
     }
     let answer = b.answers.pop_front().unwrap();
     assert_eq!(answer.status(), NtStatus::OBJECT_NAME_NOT_FOUND, "it is in use");
-    assert_eq!(make(&mut a, &claim(id, GUID)), NOT_FOUND, "by the one who asks");
+    assert_eq!(make(&mut a, &claim(id, GUID)), NOT_FOUND, "by the client itself");
     a.disconnect();
     assert_eq!(make(&mut b, &claim(id, [0; 16])), NOT_FOUND);
     let unknown = FileId { persistent: id.persistent + 1, ..id };
@@ -196,8 +196,8 @@ fn only_its_user_reclaims_an_open_by_file_id_and_create_guid() {
     let mut other = lab.back("second-user", "second-secret", 0);
     assert_eq!(make(&mut other, &claim(id, GUID)), Err(NtStatus::ACCESS_DENIED));
     let half = FileId { volatile: 0, ..id };
-    assert_eq!(make(&mut b, &claim(half, GUID)).unwrap().id, id, "the persistent half counts");
-    assert_eq!(make(&mut b, &claim(id, GUID)), NOT_FOUND, "one gets it");
+    assert_eq!(make(&mut b, &claim(half, GUID)).unwrap().id, id, "only the persistent half counts");
+    assert_eq!(make(&mut b, &claim(id, GUID)), NOT_FOUND, "it is reclaimed once");
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn a_client_with_a_previous_session_id_reclaims_its_open_at_once() {
     make(&mut a, &file("not durable")).unwrap();
     lab.memory.take_log();
     let mut b = lab.back("vol-user", "vol-secret", a.session_id);
-    assert_eq!(lab.memory.take_log(), ["close"], "the other one");
+    assert_eq!(lab.memory.take_log(), ["close"], "the open that is not durable");
     assert_eq!(make(&mut b, &claim(id, GUID)).unwrap().id, id);
     assert_eq!(read(&mut a, id, 0, 1), Err(NtStatus::USER_SESSION_DELETED));
     for (_, mail) in lab.server.take_mail() {
@@ -396,7 +396,7 @@ fn either_version_reclaims_an_open_with_the_right_create_guid() {
     a.disconnect();
     let mut b = back(&mut lab);
     assert_eq!(make(&mut b, &claim(first, GUID)), NOT_FOUND);
-    assert_eq!(make(&mut b, &claim(first, [0; 16])).unwrap().id, first, "version 1 has one of zeros");
+    assert_eq!(make(&mut b, &claim(first, [0; 16])).unwrap().id, first, "version 1 has a zero CreateGuid");
     let by_version_1 = file("second").context(RequestContext::DurableHandleReconnect(second));
     assert_eq!(make(&mut b, &by_version_1).unwrap().id, second);
 }

@@ -89,7 +89,7 @@ fn an_open_is_reclaimed_only_by_its_client_with_its_lease_and_name() {
     lock(&mut a, id, &[(0, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
     a.disconnect();
     let mut other = lab.client_of(9);
-    assert_eq!(leased(&mut other, &claim("f", id), lease(1, RWH)).unwrap_err(), NOT_FOUND, "not its client");
+    assert_eq!(leased(&mut other, &claim("f", id), lease(1, RWH)).unwrap_err(), NOT_FOUND, "another client");
     let mut b = back(&mut lab);
     assert_eq!(make(&mut b, &claim("f", id)).unwrap_err(), NOT_FOUND, "no lease");
     assert_eq!(leased(&mut b, &claim("f", id), lease(2, RWH)).unwrap_err(), NOT_FOUND, "another lease");
@@ -98,7 +98,7 @@ fn an_open_is_reclaimed_only_by_its_client_with_its_lease_and_name() {
     let wrong_name = leased(&mut b, &claim("g", id), lease(1, RWH));
     assert_eq!(wrong_name.unwrap_err(), NtStatus::INVALID_PARAMETER);
     let again = leased(&mut b, &claim("f", id), lease(1, LeaseState::empty()));
-    assert_eq!(again, Ok((id, RWH, false)), "what is asked for does not count");
+    assert_eq!(again, Ok((id, RWH, false)), "the requested state is ignored");
     lock(&mut b, id, &[(0, 1, UNLOCK)]).unwrap();
 }
 
@@ -165,7 +165,7 @@ fn a_conflicting_open_ends_preserved_opens_and_deletes_their_names() {
         assert!(durable);
     }
     a.disconnect();
-    assert_eq!(lab.server.open_infos(None).len(), 2, "both are kept");
+    assert_eq!(lab.server.open_infos(None).len(), 2, "both are preserved");
     let mut other = lab.client_of(9);
     plain(&mut other, &file("h").share(ShareAccess::empty()));
     let left = ["f", "g", "h"].map(|name| lab.memory.contents(name).is_some());
@@ -193,7 +193,7 @@ fn a_replayed_create_must_not_name_another_lease() {
     let f = file("f").context(wanted(0, GUID));
     assert_eq!(leased(&mut a, &f, lease(2, RWH)), denied, "another lease");
     assert_eq!(leased(&mut a, &f, lease(1, RH)), Ok((first, RWH, true)));
-    assert_eq!(make(&mut a, &f).unwrap().id, first, "none is no other");
+    assert_eq!(make(&mut a, &f).unwrap().id, first, "without a lease");
     let b = file("batch").context(wanted(0, [2; 16]));
     assert_eq!(leased(&mut a, &b, lease(1, RH)), denied, "it has an oplock");
     let mut body = b.body();
@@ -202,7 +202,7 @@ fn a_replayed_create_must_not_name_another_lease() {
     let response = create::Response::parse(&answer.message).unwrap();
     assert_eq!((response.file_id, response.oplock_level), (batch.id, OplockLevel::NONE));
     assert!(response.contexts.is_empty(), "a client that asks for less gets less");
-    assert_eq!(make(&mut a, &b).unwrap(), batch, "what it has stays");
+    assert_eq!(make(&mut a, &b).unwrap(), batch, "the granted oplock stays");
 }
 
 /// With many opens, preserving them takes long enough for another open to interleave.

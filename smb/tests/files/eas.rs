@@ -82,8 +82,8 @@ fn attributes_are_set_replaced_and_removed() {
         assert_eq!(size(&mut c, id), 0);
         set(&mut c, id, &[("epoch", b"12"), ("Epoch", b"another"), ("com.example:key=/", b"x")]).unwrap();
         let there: &[Pair<'_>] = &[("epoch", b"12"), ("Epoch", b"another"), ("com.example:key=/", b"x")];
-        assert_eq!(all(&mut c, id), owned(there), "the case of names counts");
-        assert_eq!(all(&mut c, id), owned(there), "Linux's client asks twice by one handle");
+        assert_eq!(all(&mut c, id), owned(there), "names are case-sensitive");
+        assert_eq!(all(&mut c, id), owned(there), "Linux queries twice with one handle");
         // [MS-FSA] 2.1.5.12.10: 4, plus 5 and the lengths of name and value for each.
         assert_eq!(size(&mut c, id), 4 + (5 + 7) + (5 + 12) + (5 + 18));
         set(&mut c, id, &[("epoch", b"13"), ("Epoch", b""), ("none", b"")]).unwrap();
@@ -162,7 +162,7 @@ fn the_largest_attribute_is_set_and_read() {
     assert_eq!((status, pairs(&bytes)), (NtStatus::SUCCESS, owned(&[("v", &value)]).unwrap()));
     assert_eq!(query_eas(&mut c, f, NONE, 0, &[], 16_000).err(), Some(NtStatus::BUFFER_TOO_SMALL));
     assert_eq!(set(&mut c, f, &[("w", b"1")]), Err(NtStatus::EA_TOO_LARGE));
-    set(&mut c, f, &[("v", b""), ("w", b"1")]).expect("room is made first");
+    set(&mut c, f, &[("v", b""), ("w", b"1")]).expect("the removal makes room first");
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn reading_and_setting_attributes_needs_rights() {
     assert_eq!(set(&mut c, reader, &[("a", b"2")]), Err(NtStatus::ACCESS_DENIED));
     assert_eq!(all(&mut c, reader), owned(&[("a", b"1")]));
     assert_eq!(all(&mut c, writer), Err(NtStatus::ACCESS_DENIED));
-    assert!(query_file(&mut c, writer, C::FILE_EA_INFORMATION, 4).is_ok(), "the size is anyone's");
+    assert!(query_file(&mut c, writer, C::FILE_EA_INFORMATION, 4).is_ok(), "the size needs no right");
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn a_file_is_created_with_its_attributes() {
     assert_eq!(
         all(&mut c, opened.id),
         owned(&[("a", b"1"), ("b", b"2")]),
-        "those of a file that is there stay"
+        "attributes of an existing file stay"
     );
     let overwritten = with(&other).disposition(CreateDisposition::OVERWRITE_IF).send(&mut c).unwrap();
     assert_eq!(overwritten.action, CreateAction::OVERWRITTEN);

@@ -64,7 +64,7 @@ fn opens_locks_and_requests_in_flight_survive_a_lost_channel() {
     lock(&mut a, f, &[(100, 1, NOW)]).unwrap();
     let op = write_in_flight(&mut a, f, b"written");
     a.disconnect();
-    assert!(!a.connection.is_finished(), "the backend is still at it");
+    assert!(!a.connection.is_finished(), "the backend is still working");
     a.finish(op);
     assert!(a.connection.is_finished());
     assert_eq!(read(&mut b, f, 0, 64).unwrap(), b"written");
@@ -85,7 +85,7 @@ fn a_create_with_a_lost_answer_leaves_nothing_open() {
     a.disconnect();
     a.finish(made);
     assert!(lab.server.open_infos(None).is_empty());
-    assert_eq!(lab.memory.contents("made"), None, "sent again, it is made again");
+    assert_eq!(lab.memory.contents("made"), None, "a retry creates it again");
     let new = file("made").disposition(create::CreateDisposition::CREATE);
     let id = new.id(&mut b);
     // Another client has opened the created file: it stays.
@@ -153,7 +153,7 @@ fn modifying_requests_with_an_old_channel_sequence_are_refused() {
         assert_eq!(set_file(&mut a, f, POSITION, position), stale);
         let (control, _) = fsctl(&mut a, f, FsctlCode::CREATE_OR_GET_OBJECT_ID, &[], 64);
         assert_eq!(control, NtStatus::FILE_NOT_AVAILABLE);
-        assert_eq!(read(&mut a, f, 0, 64).unwrap(), b"new", "what changes nothing goes on");
+        assert_eq!(read(&mut a, f, 0, 64).unwrap(), b"new", "reads are not refused");
         query_file(&mut a, f, POSITION, 64).unwrap();
         lock(&mut a, f, &[(0, 1, NOW), (1, 1, NOW)]).unwrap();
         lock(&mut a, f, &[(0, 1, UNLOCK), (1, 1, UNLOCK)]).unwrap();
@@ -206,10 +206,10 @@ fn a_replayed_lock_is_granted_once() {
     b.replay = true;
     numbered_lock(&mut b, f, 3, 64).unwrap();
     assert_eq!(numbered_lock(&mut b, f, 4, 64), Err(NtStatus::LOCK_NOT_GRANTED), "another lock");
-    assert_eq!(numbered_lock(&mut b, f, 3, 64), Err(NtStatus::LOCK_NOT_GRANTED), "the place was taken again");
-    assert_eq!(numbered_lock(&mut b, f, 3, 65), Err(NtStatus::LOCK_NOT_GRANTED), "no such place");
+    assert_eq!(numbered_lock(&mut b, f, 3, 64), Err(NtStatus::LOCK_NOT_GRANTED), "the index was reused");
+    assert_eq!(numbered_lock(&mut b, f, 3, 65), Err(NtStatus::LOCK_NOT_GRANTED), "no such index");
     lock(&mut b, f, &[(0, 1, UNLOCK)]).unwrap();
-    assert_eq!(lock(&mut b, f, &[(0, 1, UNLOCK)]), Err(NtStatus::RANGE_NOT_LOCKED), "it was one");
+    assert_eq!(lock(&mut b, f, &[(0, 1, UNLOCK)]), Err(NtStatus::RANGE_NOT_LOCKED), "only one was granted");
     // If only one channel is possible, no request is sent twice.
     let mut single = Client::new(&lab.server, 50, crate::calls::NEWEST);
     single.capabilities = forebay_smb::wire::Capabilities::LARGE_MTU;

@@ -240,7 +240,7 @@ fn a_descriptor_contains_owner_and_permission_bits() {
     let dacl_only = SecurityDescriptor::parse(&query_security(&mut c, f, 4, 4096).unwrap()).unwrap();
     assert!(dacl_only.owner.is_none() && dacl_only.dacl == descriptor.dacl && dacl_only.dacl.is_some());
     assert_eq!(query_security(&mut c, f, 7, 0), Err(NtStatus::BUFFER_TOO_SMALL));
-    set_security(&mut c, f, 7, &bytes).expect("to set what is there changes nothing");
+    set_security(&mut c, f, 7, &bytes).expect("setting the current value is allowed");
     let set = |c: &mut _, descriptor: &SecurityDescriptor, parts| {
         let mut bytes = Vec::new();
         descriptor.encode(&mut bytes);

@@ -54,14 +54,14 @@ fn a_second_name_is_usable_while_the_first_is_delete_pending() {
     let (a, also_a) = (existing("a").id(&mut two), existing("a").id(&mut one));
     delete_pending(&mut two, a, true).unwrap();
     assert!(standard(&mut one, also_a).delete_pending, "another open of the name");
-    assert_eq!(standard(&mut one, also_a).number_of_links, 1, "a name that is to go is none any more");
+    assert_eq!(standard(&mut one, also_a).number_of_links, 1, "a delete-pending name is not counted");
     assert!(!standard(&mut one, b).delete_pending, "an open of the other name");
     assert_eq!(existing("a").send(&mut one), Err(NtStatus::DELETE_PENDING));
     existing("b").touch(&mut two);
     rename(&mut one, b, "c", false).unwrap();
     assert_eq!(rename(&mut one, also_a, "d", false), Err(NtStatus::ACCESS_DENIED));
     close(&mut two, a).unwrap();
-    assert!(lab.memory.contents("a").is_some(), "it has an open still");
+    assert!(lab.memory.contents("a").is_some(), "it still has an open");
     assert_eq!(existing("a").send(&mut one), Err(NtStatus::DELETE_PENDING));
     close(&mut one, also_a).unwrap();
     assert_eq!((lab.memory.contents("a"), lab.memory.contents("c").is_some()), (None, true));

@@ -53,7 +53,7 @@ fn invalid_requests_are_refused() {
     assert_eq!(lock(&mut c, f, &[(0, 1, UNLOCK | EXCLUSIVE)]), invalid);
     assert_eq!(lock(&mut c, f, &[(0, 1, UNLOCK | NOW_OR_NEVER)]), invalid);
     assert_eq!(lock(&mut c, f, &[(0, 1, LockFlags(!0x17))]), invalid);
-    assert_eq!(lock(&mut c, f, &[(0, 1, SHARED | NOW_OR_NEVER), (0, 1, SHARED)]), invalid, "two cannot wait");
+    assert_eq!(lock(&mut c, f, &[(0, 1, SHARED | NOW_OR_NEVER), (0, 1, SHARED)]), invalid, "only one waits");
     assert_eq!(lock(&mut c, f, &[(u64::MAX, u64::MAX, NOW)]), Err(NtStatus::INVALID_LOCK_RANGE));
     assert_eq!(lock(&mut c, f, &[(u64::MAX, 1, NOW)]), Ok(()));
     assert_eq!(lock(&mut c, f, &[(0, 1, UNLOCK)]), Err(NtStatus::RANGE_NOT_LOCKED));
@@ -70,7 +70,7 @@ fn several_ranges_are_locked_together_and_unlocked_in_order() {
     let f = file("f").id(&mut c);
     lock(&mut c, f, &[(10, 10, NOW)]).unwrap();
     assert_eq!(lock(&mut c, f, &[(0, 10, NOW), (10, 10, NOW)]), Err(NtStatus::LOCK_NOT_GRANTED));
-    lock(&mut c, f, &[(0, 10, NOW)]).expect("was given back");
+    lock(&mut c, f, &[(0, 10, NOW)]).expect("was rolled back");
     // Ranges before the faulty one are unlocked; later ones are not examined.
     assert_eq!(lock(&mut c, f, &[(0, 10, UNLOCK), (10, 10, NOW)]), Err(NtStatus::INVALID_PARAMETER));
     lock(&mut c, f, &[(0, 10, NOW)]).expect("was unlocked");
@@ -91,7 +91,7 @@ fn waiting_locks_are_granted_in_order_across_connections() {
     lock(&mut a, fa, &[(0, 10, UNLOCK)]).unwrap();
     lab.deliver(&mut [&mut a, &mut b, &mut c]);
     assert_eq!(answer(&mut b), NtStatus::SUCCESS);
-    assert!(c.answers.is_empty(), "the second goes on waiting");
+    assert!(c.answers.is_empty(), "the second still waits");
     assert_eq!(lock(&mut a, fa, &[(0, 1, NOW)]), Err(NtStatus::LOCK_NOT_GRANTED));
     close(&mut b, fb).unwrap();
     lab.deliver(&mut [&mut a, &mut b, &mut c]);

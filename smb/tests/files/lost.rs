@@ -38,7 +38,7 @@ fn forged_handles_do_not_evict_lost_opens_of_others() {
     let id = file("f").id(&mut a);
     a.disconnect();
     let mut a = lab.client();
-    assert_eq!(ask(&mut a, id), NtStatus::RETRY, "it is to open it again");
+    assert_eq!(ask(&mut a, id), NtStatus::RETRY, "the client has to reopen it");
     // A client of another volume and one of the same volume name handles of an earlier start that no client ever had.
     let mut other = Client::new(&lab.server, 77, NEWEST);
     success(&other.negotiate().unwrap()).unwrap();

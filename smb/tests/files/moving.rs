@@ -101,7 +101,7 @@ fn a_directory_rename_waits_for_the_result_of_an_open_below_it() {
     let opened = answer(&mut two);
     assert_eq!(opened.status(), NtStatus::SUCCESS);
     lab.deliver(&mut [&mut one, &mut two]);
-    assert_eq!(answer(&mut one).status(), NtStatus::ACCESS_DENIED, "the file is open by now");
+    assert_eq!(answer(&mut one).status(), NtStatus::ACCESS_DENIED, "the file is now open");
     assert!(lab.memory.contents("d/f").is_some());
 
     let id = create::Response::parse(&opened.message).unwrap().file_id;
@@ -158,7 +158,7 @@ fn losing_a_client_that_waits_for_a_rename_blocks_nothing() {
         let mut third = lab.client();
         third.begin(Command::CREATE, &existing(r"e\f").body())
     };
-    // That connection is gone together with its CREATE: nothing blocks the directory's rename.
+    // That connection ended together with its CREATE: nothing blocks the directory's rename.
     drop(op);
     assert_eq!(crate::calls::rename(&mut one, d, "d", false), Ok(()));
 }

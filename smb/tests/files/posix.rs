@@ -41,7 +41,7 @@ fn posix_extensions_require_negotiation_and_smb_3_1_1() {
     let listed = list_class(&mut plain, root, C::FILE_POSIX_INFORMATION, "*", Flags::empty(), 4096);
     assert_eq!(listed.err(), Some(NtStatus::INVALID_INFO_CLASS));
     let opened = posix(file("also-plain"), 0o600).send(&mut plain).unwrap();
-    assert_eq!(opened.posix, None, "a context that was not agreed on is ignored");
+    assert_eq!(opened.posix, None, "a context that was not negotiated is ignored");
     let mut old = Client::new(&lab.server, 99, Dialect::SMB3_0_2);
     old.posix = true;
     old.negotiate().unwrap();

@@ -103,14 +103,14 @@ fn payload_moves_between_the_file_and_client_memory() {
     let there = descriptors(&[(500_000, 100_000), (0, 200_001), (900_000, 100_000)]);
     assert_eq!(write_by(&mut c, f, 350_001, V1, &there), Ok(350_001));
     let expected = [&c.memory[500_000..600_000], &c.memory[..200_001], &c.memory[900_000..950_000]].concat();
-    assert!(calls::read(&mut c, f, 0, 400_000).expect("it is there") == expected);
+    assert!(calls::read(&mut c, f, 0, 400_000).expect("the data") == expected);
     c.memory.fill(0);
     let back = descriptors(&[(1, 350_000), (700_000, 10)]);
     assert_eq!(read_by(&mut c, f, 350_010, V1, &back), Ok(350_001), "to the end of the file");
     assert!(c.memory[1..350_001] == expected[..350_000]);
     assert_eq!(c.memory[700_000..700_002], [expected[350_000], 0]);
     assert_eq!(c.memory[0], 0);
-    assert!(c.invalidated.iter().all(Option::is_none), "no request asked for it");
+    assert!(c.invalidated.iter().all(Option::is_none), "no invalidation was requested");
 }
 
 #[test]
@@ -208,5 +208,5 @@ fn protected_payload_is_refused_over_plain_rdma() {
         (c, f)
     };
     assert_eq!(write_by(&mut c, f, 4096, V1, &there), Err(NtStatus::ACCESS_DENIED));
-    assert_eq!(calls::write(&mut c, f, 0, &[2; 4096]), Ok(4096), "in the message it does");
+    assert_eq!(calls::write(&mut c, f, 0, &[2; 4096]), Ok(4096), "inline payload is allowed");
 }

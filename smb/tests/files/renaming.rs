@@ -47,7 +47,7 @@ fn an_existing_file_is_replaced_if_requested_and_permitted() {
     assert_eq!(lab.memory.contents("g").as_deref(), Some(&b"new"[..]));
 
     let h = file("h").share(NO_DELETE).id(&mut b);
-    assert_eq!(rename(&mut a, f, "h", true), Err(NtStatus::ACCESS_DENIED), "who has it open forbids it");
+    assert_eq!(rename(&mut a, f, "h", true), Err(NtStatus::ACCESS_DENIED), "its share mode forbids it");
     close(&mut b, h).unwrap();
     rename(&mut a, f, "h", true).unwrap();
     let d = directory("d").id(&mut b);

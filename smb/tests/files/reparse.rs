@@ -76,7 +76,7 @@ fn a_symbolic_link_is_reported_to_the_client_and_not_followed() {
     make(&mut c, "link", &symlink("../elsewhere/f"));
     assert_eq!(stopped(&mut c, &existing("link")), "../elsewhere/f");
     let overwritten = file("link").disposition(CreateDisposition::OVERWRITE_IF);
-    assert_eq!(stopped(&mut c, &overwritten), "../elsewhere/f", "what it stands for is not replaced");
+    assert_eq!(stopped(&mut c, &overwritten), "../elsewhere/f", "its target is not replaced");
     let mut old = lab.dialect(Dialect::SMB3_0_2);
     assert_eq!(stopped(&mut old, &existing("link")), "../elsewhere/f", "without error contexts");
     let opened = itself(existing("link")).send(&mut c).unwrap();
@@ -162,7 +162,7 @@ fn invalid_reparse_point_changes_are_refused() {
     let reader = existing("f").access(AccessMask::FILE_READ_ATTRIBUTES).id(&mut c);
     assert_eq!(set(&mut c, reader, &symlink("x")), NtStatus::ACCESS_DENIED);
     write(&mut c, f, 0, b"contents").unwrap();
-    assert_eq!(set(&mut c, f, &symlink("x")), invalid, "contents would be out of reach");
+    assert_eq!(set(&mut c, f, &symlink("x")), invalid, "contents would become inaccessible");
     let d = directory("d").id(&mut c);
     assert_eq!(set(&mut c, d, &nfs(NfsSpecialFile::FIFO)), invalid);
     let root = directory("").disposition(CreateDisposition::OPEN).id(&mut c);

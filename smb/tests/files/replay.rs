@@ -36,7 +36,7 @@ fn a_replayed_create_gets_the_same_answer() {
         assert_eq!(again(client, &new()).unwrap(), first);
     }
     let changed = new().disposition(CreateDisposition::OPEN).attributes(FileAttributes::HIDDEN);
-    assert_eq!(again(&mut b, &changed).unwrap(), first, "what it asks for is not looked at again");
+    assert_eq!(again(&mut b, &changed).unwrap(), first, "other parameters are ignored");
     let renamed = Open { name: "g", ..new() };
     assert_eq!(again(&mut b, &renamed), Err(NtStatus::INVALID_PARAMETER));
     assert_eq!(lab.server.open_infos(None).len(), 1);

@@ -142,7 +142,7 @@ fn a_file_and_its_stream_are_deleted_together() {
     close(&mut c, s).unwrap();
     assert_eq!(lab.memory.contents("f"), None);
     let s = file("f:s").send(&mut c).unwrap();
-    assert_eq!(s.action, CreateAction::CREATED, "nothing is left of it");
+    assert_eq!(s.action, CreateAction::CREATED, "no old stream remains");
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn a_stream_is_renamed_within_its_file() {
     assert_eq!(acknowledge_lease(&mut a, 1, rh), NtStatus::SUCCESS);
     lab.deliver(&mut [&mut a, &mut b]);
     let second = granted(&b.answers.pop_front().unwrap()).unwrap();
-    let two = "others would go on by the name of before";
+    let two = "others would continue with the old name";
     assert_eq!(rename(&mut b, second.id, ":v", false), Err(NtStatus::SHARING_VIOLATION), "{two}");
 }
 
@@ -277,8 +277,8 @@ fn use_of_a_stream_does_not_break_leases_on_its_file() {
     lab.deliver(&mut [&mut a, &mut b]);
     assert!(a.answers.is_empty() && b.answers.is_empty(), "no break");
     let key_of_another = a.call(Command::CREATE, &lease(file("f:t"), 1, rwh)).unwrap();
-    assert_eq!(key_of_another.status(), NtStatus::INVALID_PARAMETER, "a lease is of one stream");
-    assert_eq!(streams(&mut a, f.id), named(&[("::$DATA", 0), (":s:$DATA", 1)]), "nothing stays of it");
+    assert_eq!(key_of_another.status(), NtStatus::INVALID_PARAMETER, "a lease belongs to one stream");
+    assert_eq!(streams(&mut a, f.id), named(&[("::$DATA", 0), (":s:$DATA", 1)]), "no `t` was created");
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn file_attributes_apply_to_the_streams_of_a_file() {
     let f = file("f").attributes(FileAttributes::READONLY).id(&mut c);
     let writes = file("f:s").access(AccessMask::FILE_GENERIC_WRITE);
     assert_eq!(writes.send(&mut c), Err(NtStatus::ACCESS_DENIED));
-    assert_eq!(streams(&mut c, f), named(&[("::$DATA", 0)]), "nor is it made");
+    assert_eq!(streams(&mut c, f), named(&[("::$DATA", 0)]), "and the stream is not created");
     let both = file("g:s").attributes(FileAttributes::READONLY).send(&mut c).unwrap();
     write(&mut c, both.id, 0, b"by its maker").unwrap();
     assert!(both.attributes.contains(FileAttributes::READONLY));
@@ -343,7 +343,7 @@ fn extents_are_not_shared_with_streams_or_between_invalid_ranges() {
         assert_eq!(status, NtStatus::NOT_SUPPORTED);
         lab.memory.take_log().contains(&"clone")
     };
-    assert!(share(f, 0, f, 8, 8), "only the backend cannot");
+    assert!(share(f, 0, f, 8, 8), "only the backend refuses");
     assert!(!share(s, 0, f, 0, 1) && !share(f, 0, s, 0, 1));
     assert!(!share(f, 0, f, 4, 8), "they overlap");
     assert!(!share(f, 8, f, 64, 9), "beyond the end of the source");

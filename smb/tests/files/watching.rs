@@ -88,7 +88,7 @@ fn added_removed_and_renamed_files_are_reported() {
     waits(&mut a, d, NAMES, false);
     make(&mut b, "elsewhere");
     lab.deliver(&mut [&mut a, &mut b]);
-    assert!(a.answers.is_empty(), "only what is in it");
+    assert!(a.answers.is_empty(), "only changes in the directory");
     make(&mut b, "d\\f");
     lab.deliver(&mut [&mut a, &mut b]);
     assert_eq!(reported(&mut a), list(&[(ADDED, "f")]));
