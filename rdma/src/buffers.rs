@@ -444,7 +444,7 @@ mod tests {
     }
 
     fn shortage(result: Result<Buffer, OutOfBuffers>) -> Shortage {
-        result.expect_err("there is none").shortage
+        result.expect_err("no buffer").shortage
     }
 
     /// An account without limits.
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn data_are_aligned_and_have_headroom() {
+    fn buffers_are_page_aligned_and_have_a_page_of_headroom() {
         let pool = BufferPool::default();
         for length in [1, 8 << 10, 100_000, 1 << 20, 8 << 20] {
             let mut buffer = pool.take(length).expect("memory");
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_takes_the_memory_of_its_payload_and_two_pages() {
+    fn a_buffer_occupies_its_payload_size_plus_two_pages() {
         let pool = BufferPool::default();
         for payload in (13..=23).map(|shift| 1_usize << shift) {
             // Transform header, header and WRITE, and the rest of a compound.
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_recently_freed_buffer_comes_first() {
+    fn the_most_recently_freed_buffer_is_reused_first() {
         let pool = BufferPool::default();
         let (mut a, b) = (pool.take(10).expect("memory"), pool.take(10).expect("memory"));
         a.bytes_mut(0..1)[0] = 7;
@@ -489,10 +489,10 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_holds_and_dropping_makes_room() {
+    fn take_fails_at_the_limit_until_a_buffer_is_dropped() {
         let one = MIB + 2 * PAGE;
         let pool = BufferPool::new(one);
-        let buffer = pool.take(MIB).expect("one fits");
+        let buffer = pool.take(MIB).expect("the first fits");
         assert_eq!(shortage(pool.take(MIB)), Shortage::Budget);
         assert_eq!(pool.bytes_in_use(), one);
         drop(buffer);
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_steady_state_no_memory_is_made_and_none_given_back() {
+    fn steady_state_neither_allocates_nor_frees_memory() {
         let pool = BufferPool::new(1 << 30);
         let take = || (0..64).map(|_| pool.take(4 * MIB).expect("memory")).collect::<Vec<_>>();
         let places = |buffers: &[Buffer]| {
@@ -513,20 +513,20 @@ mod tests {
         let first = take();
         let (there, drawn) = (places(&first), pool.budget().bytes());
         drop(first);
-        assert_eq!(pool.budget().bytes(), drawn, "256 MiB are kept");
+        assert_eq!(pool.budget().bytes(), drawn, "256 MiB are cached");
         assert!(places(&take()) == there);
     }
 
     #[test]
-    fn what_is_kept_and_not_used_makes_room_for_other_classes_and_pools() {
+    fn cached_buffers_are_freed_for_other_size_classes_and_pools() {
         let budget = Budget::new(16 * MIB);
         let (a, b) = (BufferPool::of(&budget, None), BufferPool::of(&budget, None));
         let small: Vec<Buffer> = (0..200).map(|_| a.take(64 << 10).expect("memory")).collect();
         drop(small);
         assert!(budget.bytes() > 12 * MIB);
-        let large = a.take(8 * MIB).expect("small ones are given up");
+        let large = a.take(8 * MIB).expect("small buffers are freed");
         drop(large);
-        let here = b.take(8 * MIB).expect("the other pool's");
+        let here = b.take(8 * MIB).expect("the other pool's buffers are freed");
         assert!(budget.bytes() <= 16 * MIB);
         assert_eq!(shortage(a.take(8 * MIB)), Shortage::Budget);
         drop(here);
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_served_before_who_comes_and_in_order() {
+    fn a_waiter_is_served_before_newcomers() {
         let budget = Budget::new(8 * MIB + 2 * PAGE);
         let (a, b) = (BufferPool::of(&budget, None), BufferPool::of(&budget, None));
         let (first, second) = (account(), account());
@@ -544,7 +544,7 @@ mod tests {
         let place = budget.line().join(wake);
         drop(held);
         assert_eq!(woken.load(Ordering::Relaxed), 1);
-        assert_eq!(shortage(a.take_for(8 * MIB, &first, None)), Shortage::Budget, "another one waits");
+        assert_eq!(shortage(a.take_for(8 * MIB, &first, None)), Shortage::Budget, "another account waits");
         place.try_again();
         let held = b.take_for(8 * MIB, &second, Some(&place)).expect("its turn");
         drop(place);
@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn every_account_has_its_reserve_whatever_others_have() {
+    fn every_account_has_its_reserve_when_the_budget_is_used_up() {
         let budget = Budget::new(8 * MIB + 2 * PAGE);
         let pool = BufferPool::of(&budget, None);
         let (greedy, modest) = (account(), account());
@@ -565,13 +565,13 @@ mod tests {
         // An answer is always granted, even if nothing is left.
         let answer = pool.take_owed(MIB, &modest).expect("overdrawn");
         drop((answer, small));
-        assert_eq!(budget.bytes(), 8 * MIB + 2 * PAGE, "what was overdrawn is not kept");
+        assert_eq!(budget.bytes(), 8 * MIB + 2 * PAGE, "overdrawn memory is not cached");
         assert_eq!(modest.bytes(), 0);
         drop(held);
     }
 
     #[test]
-    fn memory_outside_of_buffers_counts_as_theirs_does() {
+    fn charged_memory_counts_like_buffer_memory() {
         let budget = Budget::new(8 * MIB + 2 * PAGE);
         let pool = BufferPool::of(&budget, None);
         let (group, other) = (Group::new(9 * MIB), account());
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn accounts_and_groups_have_no_more_than_their_share() {
+    fn accounts_and_groups_cannot_exceed_their_limits() {
         let pool = BufferPool::new(1 << 30);
         let group = Group::new(24 * MIB);
         let (a, b) = (Account::new(group.clone(), 16 * MIB), Account::new(group.clone(), 16 * MIB));
@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_needed_any_more_goes_back_to_the_kernel() {
+    fn trim_returns_unused_buffers_to_the_kernel() {
         let pool = BufferPool::new(1 << 30);
         let many: Vec<Buffer> = (0..10).map(|_| pool.take(4 * MIB).expect("memory")).collect();
         drop(many);
@@ -623,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn no_request_waits_for_ever_while_buffers_come_back() {
+    fn no_waiter_misses_a_wakeup_when_buffers_are_freed() {
         let budget = Budget::new(2 * (MIB + 2 * PAGE));
         let threads: Vec<_> = (0..6)
             .map(|_| {
@@ -644,7 +644,7 @@ mod tests {
                                     let began = std::time::Instant::now();
                                     std::thread::park_timeout(std::time::Duration::from_secs(30));
                                     assert!(began.elapsed().as_secs() < 30, "a wake-up was lost");
-                                    place.as_ref().expect("it waits").try_again();
+                                    place.as_ref().expect("it has a place in the line").try_again();
                                 }
                             }
                         };

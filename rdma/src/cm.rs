@@ -423,7 +423,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_go_there_and_back() {
+    fn socket_addresses_round_trip() {
         for text in ["192.0.2.7:445", "[2001:db8::7]:5445", "[fe80::1%3]:445"] {
             let address: SocketAddr = text.parse().expect("an address");
             assert_eq!(socket_address(&raw_address(address)), Some(address));

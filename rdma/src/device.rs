@@ -388,10 +388,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn event_loops_have_vectors_of_their_own_as_far_as_a_device_has_them() {
+    fn event_loops_spread_over_the_completion_vectors_of_a_device() {
         let of = |vectors| (0..5).map(|index| vector_of(index, vectors)).collect::<Vec<_>>();
         assert_eq!(of(8), [0, 1, 2, 3, 4]);
         assert_eq!(of(2), [0, 1, 0, 1, 0]);
-        assert_eq!(of(0), [0; 5], "a device that says nothing has one");
+        assert_eq!(of(0), [0; 5], "without a reported count, one vector is assumed");
     }
 }

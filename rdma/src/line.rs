@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_is_woken_and_the_next_when_it_leaves() {
+    fn the_first_waiter_is_woken_and_the_next_when_the_first_leaves() {
         let line = Line::default();
         assert!(line.is_turn_of(None));
         let ((first, wake_first), (second, wake_second)) = (counted(), counted());
@@ -158,7 +158,7 @@ mod tests {
         assert!(!line.is_turn_of(None) && line.is_turn_of(Some(&a)) && !line.is_turn_of(Some(&b)));
         line.nudge();
         line.nudge();
-        assert_eq!((first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)), (1, 0), "once a try");
+        assert_eq!((first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)), (1, 0), "once per try");
         a.try_again();
         line.nudge();
         assert_eq!(first.load(Ordering::Relaxed), 2);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn one_in_the_middle_can_leave() {
+    fn a_waiter_can_leave_from_the_middle_of_the_line() {
         let line = Line::default();
         let [a, b, c] = [(); 3].map(|()| line.join(counted().1));
         drop(b);

@@ -49,7 +49,7 @@ mod tests {
     const OF_ADDRESS: libc::c_ulong = 2;
 
     #[test]
-    fn memory_is_taken_from_the_node_that_is_asked_for() {
+    fn prefer_sets_the_memory_policy_of_the_requested_node() {
         let mut bytes = vec![0_u8; 8 << 20].into_boxed_slice();
         match prefer(&mut bytes, 0) {
             Ok(()) => {}

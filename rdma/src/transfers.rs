@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_reads_are_under_way_as_were_negotiated_and_writes_pass_those_that_wait() {
+    fn reads_are_limited_by_the_negotiated_depth_and_writes_are_not() {
         let mut transfers = Transfers::new(128, 16);
         let begun = (0..128).filter(|_| transfers.begin_read()).count();
         assert_eq!((begun, transfers.reads_left(), transfers.left()), (16, 0, 112));
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_and_writes_share_the_room_of_the_queue() {
+    fn reads_and_writes_share_the_depth_of_the_send_queue() {
         let mut transfers = Transfers::new(4, 255);
         assert!(transfers.begin() && transfers.begin() && transfers.begin_read() && transfers.begin());
         assert_eq!((transfers.left(), transfers.reads_left()), (0, 0));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_serves_no_reads_is_asked_one_at_a_time() {
+    fn a_read_depth_of_zero_allows_one_read_at_a_time() {
         let mut transfers = Transfers::new(4, 0);
         assert!(transfers.begin_read() && !transfers.begin_read() && transfers.begin());
     }

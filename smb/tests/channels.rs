@@ -37,7 +37,7 @@ fn negotiated(server: &Arc<Server>, id: u64, change: impl FnOnce(&mut Client)) -
     client
 }
 
-fn works(client: &mut Client) {
+fn assert_works(client: &mut Client) {
     client.sign = true;
     assert_eq!(client.call(Command::ECHO, &ECHO).unwrap().status(), NtStatus::SUCCESS);
     // The session and the tree are the same on every channel.
@@ -49,7 +49,7 @@ fn works(client: &mut Client) {
 fn deliver(server: &Server, clients: &mut [&mut Client]) -> Vec<u64> {
     let mut ended = Vec::new();
     for (to, mail) in server.take_mail() {
-        let client = clients.iter_mut().find(|c| c.id == to.0).expect("mail for one of them");
+        let client = clients.iter_mut().find(|c| c.id == to.0).expect("mail for a known client");
         if client.connection.deliver(client.now, mail).is_err() {
             ended.push(to.0);
         }
@@ -63,7 +63,7 @@ fn closed(client: &Client) -> usize {
 }
 
 #[test]
-fn multichannel_is_offered_to_those_who_ask_for_it_in_smb_3() {
+fn multichannel_is_offered_to_smb3_clients_with_the_capability() {
     let offered = |dialect, capabilities| {
         let server = server();
         let mut client = Client::new(&server, 1, dialect);
@@ -81,7 +81,7 @@ fn multichannel_is_offered_to_those_who_ask_for_it_in_smb_3() {
 }
 
 #[test]
-fn a_second_connection_carries_the_session_under_a_signing_key_of_its_own() {
+fn a_bound_connection_carries_the_session_under_its_own_channel_key() {
     for dialect in DIALECTS_3 {
         let server = server();
         let mut a = Client::mount(&server, 1, dialect, nothing());
@@ -90,8 +90,8 @@ fn a_second_connection_carries_the_session_under_a_signing_key_of_its_own() {
             b.events.iter().any(|e| matches!(e, Event::ChannelBound { username, .. } if username == USER))
         );
         assert!(b.connection.is_authenticated());
-        works(&mut a);
-        works(&mut b);
+        assert_works(&mut a);
+        assert_works(&mut b);
         let infos = server.session_infos();
         assert_eq!(infos.len(), 1, "{dialect:?}");
         assert_eq!(infos[0].client_addresses, ["peer-1", "peer-2"]);
@@ -104,7 +104,7 @@ fn a_second_connection_carries_the_session_under_a_signing_key_of_its_own() {
 }
 
 #[test]
-fn every_cipher_seals_on_all_channels_and_no_nonce_comes_twice() {
+fn every_cipher_seals_on_all_channels_without_nonce_reuse() {
     for cipher in [Cipher::Aes128Gcm, Cipher::Aes256Gcm, Cipher::Aes128Ccm, Cipher::Aes256Ccm] {
         let server = server();
         // All connections get the same randomness, so their counters start at the same value.
@@ -136,7 +136,7 @@ fn every_cipher_seals_on_all_channels_and_no_nonce_comes_twice() {
 }
 
 #[test]
-fn what_does_not_fit_the_session_is_refused() {
+fn bindings_that_do_not_match_the_session_are_refused() {
     use NtStatus as S;
     type Change = fn(&mut Client);
     let same: Change = |_| {};
@@ -145,7 +145,7 @@ fn what_does_not_fit_the_session_is_refused() {
     let hmac: Change = |c| c.signing_algorithms = vec![HMAC];
     let aes_256: Change = |c| c.ciphers = vec![Cipher::Aes256Gcm];
     let no_cipher: Change = |c| c.ciphers = vec![];
-    let stranger: Change = |c| c.client_guid = [4; 16];
+    let other_guid: Change = |c| c.client_guid = [4; 16];
     let smb_3_0: Change = |c| c.dialect = Dialect::SMB3_0;
     let smb_3_0_2: Change = |c| c.dialect = Dialect::SMB3_0_2;
     let smb_2_1: Change = |c| c.dialect = Dialect::SMB2_1;
@@ -159,7 +159,7 @@ fn what_does_not_fit_the_session_is_refused() {
         ("a session without channels", smb_2_1, cmac, S::INVALID_PARAMETER),
         ("neither knows channels", smb_2_1, smb_2_1, S::REQUEST_NOT_ACCEPTED),
         ("the oldest", smb_2_0_2, smb_2_0_2, S::REQUEST_NOT_ACCEPTED),
-        ("another client", same, stranger, S::USER_SESSION_DELETED),
+        ("another client", same, other_guid, S::USER_SESSION_DELETED),
         ("another cipher", same, aes_256, S::INVALID_PARAMETER),
         ("no cipher", same, no_cipher, S::INVALID_PARAMETER),
         ("CMAC to HMAC", cmac, hmac, S::SUCCESS),
@@ -180,12 +180,12 @@ fn what_does_not_fit_the_session_is_refused() {
             "{case}: the answer to a client that has the key is signed"
         );
         assert_eq!(b.connection.is_authenticated(), status == S::SUCCESS, "{case}");
-        works(&mut a);
+        assert_works(&mut a);
     }
 }
 
 #[test]
-fn a_binding_must_be_signed_with_the_sessions_key_on_each_leg() {
+fn each_leg_of_a_binding_must_be_signed_with_the_session_key() {
     let spoil: fn(&mut Vec<u8>) = |message| message[48] ^= 1;
     let strip: fn(&mut Vec<u8>) = |message| message[16] &= !8;
     for leg in [0, 1] {
@@ -201,9 +201,9 @@ fn a_binding_must_be_signed_with_the_sessions_key_on_each_leg() {
                 })
                 .unwrap();
             assert_eq!(answer.status(), status, "leg {leg}");
-            assert!(!answer.header.flags.contains(HeaderFlags::SIGNED), "nothing is signed for a stranger");
+            assert!(!answer.header.flags.contains(HeaderFlags::SIGNED), "unsigned, as no key is proven");
             assert!(!b.connection.is_authenticated());
-            works(&mut a);
+            assert_works(&mut a);
             let again = b.bind(&a, USER, PASSWORD).unwrap();
             assert_eq!(again.status(), NtStatus::SUCCESS, "leg {leg}: a refusal leaves nothing behind");
         }
@@ -211,7 +211,7 @@ fn a_binding_must_be_signed_with_the_sessions_key_on_each_leg() {
 }
 
 #[test]
-fn only_the_sessions_own_user_joins_it() {
+fn only_the_user_of_a_session_can_bind_a_channel() {
     let server = server();
     server.add_volume(volume("other", FsHandle(Arc::new(())))).unwrap();
     let mut a = first(&server);
@@ -225,40 +225,40 @@ fn only_the_sessions_own_user_joins_it() {
         assert_eq!(b.bind(&a, user, password).unwrap().status(), status, "{user}");
         assert!(b.events.iter().any(|e| matches!(e, Event::AuthenticationFailed { .. })), "{user}");
         assert!(!b.connection.is_authenticated());
-        works(&mut a);
+        assert_works(&mut a);
     }
     assert_eq!(b.bind(&a, "VOL-User", PASSWORD).unwrap().status(), NtStatus::SUCCESS);
 }
 
 #[test]
-fn a_connection_is_a_channel_once_and_of_sessions_that_exist() {
+fn a_connection_binds_once_and_only_to_existing_sessions() {
     let server = server();
     let mut a = first(&server);
     let outsider = Client::mount(&support::server(), 9, Dialect::SMB3_1_1, nothing());
     let mut b = negotiated(&server, 2, |_| {});
     assert_eq!(b.bind(&outsider, USER, PASSWORD).unwrap().status(), NtStatus::USER_SESSION_DELETED);
     // Requests other than a binding must not name another connection's session.
-    let mut stranger = negotiated(&server, 5, |_| {});
-    stranger.adopt(&a);
-    stranger.sign = true;
-    let answer = stranger.call(Command::TREE_DISCONNECT, &ECHO).unwrap();
+    let mut unbound = negotiated(&server, 5, |_| {});
+    unbound.adopt(&a);
+    unbound.sign = true;
+    let answer = unbound.call(Command::TREE_DISCONNECT, &ECHO).unwrap();
     assert_eq!(answer.status(), NtStatus::USER_SESSION_DELETED);
-    assert!(answer.header.flags.contains(HeaderFlags::SIGNED), "or clients would not believe it");
+    assert!(answer.header.flags.contains(HeaderFlags::SIGNED), "clients ignore it unsigned");
     // The first connection is a channel from the start.
     let session = a.session_id;
     let keys = Client::channel(&a, 3, nothing());
     assert_eq!(a.bind(&keys, USER, PASSWORD).unwrap().status(), NtStatus::REQUEST_NOT_ACCEPTED);
     assert_eq!(a.session_id, session);
-    works(&mut a);
+    assert_works(&mut a);
     // Two sessions may share a connection.
     let mut c = Client::mount(&server, 4, Dialect::SMB3_1_1, nothing());
     assert_eq!(c.bind(&a, USER, PASSWORD).unwrap().status(), NtStatus::SUCCESS);
     assert_eq!(server.session_infos().len(), 2);
-    works(&mut c);
+    assert_works(&mut c);
 }
 
 #[test]
-fn a_binding_that_is_not_called_one_any_more_makes_no_session() {
+fn a_second_leg_without_the_binding_flag_creates_no_session() {
     let server = server();
     let mut a = first(&server);
     let mut b = negotiated(&server, 2, |_| {});
@@ -273,11 +273,11 @@ fn a_binding_that_is_not_called_one_any_more_makes_no_session() {
     assert_eq!(answer.status(), NtStatus::USER_SESSION_DELETED);
     assert!(!b.connection.is_authenticated());
     assert_eq!(server.session_infos()[0].client_addresses, ["peer-1"]);
-    works(&mut a);
+    assert_works(&mut a);
 }
 
 #[test]
-fn a_session_has_no_more_channels_than_the_limit() {
+fn channels_are_limited_per_session() {
     let server = server();
     let a = first(&server);
     let mut channels: Vec<Client> = Vec::new();
@@ -288,11 +288,11 @@ fn a_session_has_no_more_channels_than_the_limit() {
     assert_eq!(b.bind(&a, USER, PASSWORD).unwrap().status(), NtStatus::INSUFFICIENT_RESOURCES);
     channels.pop().unwrap().disconnect();
     assert_eq!(b.bind(&a, USER, PASSWORD).unwrap().status(), NtStatus::SUCCESS);
-    works(&mut b);
+    assert_works(&mut b);
 }
 
 #[test]
-fn a_session_lives_as_long_as_one_channel() {
+fn a_session_lives_until_its_last_channel_is_lost() {
     let server = server();
     let mut a = first(&server);
     let mut b = Client::channel(&a, 2, nothing());
@@ -301,22 +301,22 @@ fn a_session_lives_as_long_as_one_channel() {
     a.disconnect();
     assert_eq!((closed(&a), server.take_mail().len()), (0, 0));
     assert_eq!(server.session_infos()[0].client_addresses, ["peer-2", "peer-3"]);
-    works(&mut b);
-    works(&mut c);
+    assert_works(&mut b);
+    assert_works(&mut c);
     // Its keys remain usable: other connections can still be bound.
     let mut d = negotiated(&server, 4, |_| {});
     assert_eq!(d.bind(&b, USER, PASSWORD).unwrap().status(), NtStatus::SUCCESS);
-    works(&mut d);
+    assert_works(&mut d);
     d.disconnect();
     c.disconnect();
-    works(&mut b);
+    assert_works(&mut b);
     b.disconnect();
     assert!(server.session_infos().is_empty());
-    assert_eq!([&a, &b, &c, &d].map(closed), [0, 1, 0, 0], "the last one reports the end");
+    assert_eq!([&a, &b, &c, &d].map(closed), [0, 1, 0, 0], "the last channel reports the end");
 }
 
 #[test]
-fn logoff_ends_the_session_on_all_channels_and_their_connections_stay() {
+fn logoff_ends_the_session_on_all_channels_but_no_connection() {
     let server = server();
     let mut a = first(&server);
     let mut b = Client::channel(&a, 2, nothing());
@@ -325,17 +325,17 @@ fn logoff_ends_the_session_on_all_channels_and_their_connections_stay() {
     assert_eq!(answer.status(), NtStatus::SUCCESS);
     assert!(answer.header.flags.contains(HeaderFlags::SIGNED));
     assert!(server.session_infos().is_empty());
-    let gone = |client: &mut Client| client.call(Command::TREE_DISCONNECT, &ECHO).unwrap().status();
-    assert_eq!(gone(&mut a), NtStatus::USER_SESSION_DELETED, "before it has heard of it");
+    let next_status = |client: &mut Client| client.call(Command::TREE_DISCONNECT, &ECHO).unwrap().status();
+    assert_eq!(next_status(&mut a), NtStatus::USER_SESSION_DELETED, "before the mail is delivered");
     assert!(deliver(&server, &mut [&mut a, &mut b]).is_empty());
-    assert_eq!(gone(&mut a), NtStatus::USER_SESSION_DELETED);
+    assert_eq!(next_status(&mut a), NtStatus::USER_SESSION_DELETED);
     assert_eq!((closed(&a), closed(&b)), (1, 0), "reported once, by the channel that ends last");
     a.session_id = 0;
     assert_eq!(a.logon(USER, PASSWORD, 0).unwrap().status(), NtStatus::SUCCESS, "the connection stays");
 }
 
 #[test]
-fn an_administrator_ends_all_channels() {
+fn close_session_ends_all_channels() {
     let server = server();
     let mut a = first(&server);
     let mut b = Client::channel(&a, 2, nothing());
@@ -345,7 +345,7 @@ fn an_administrator_ends_all_channels() {
 }
 
 #[test]
-fn a_session_that_has_ended_is_not_joined() {
+fn an_ended_session_cannot_be_bound() {
     let server = server();
     let mut a = first(&server);
     let mut b = negotiated(&server, 2, |_| {});
@@ -362,7 +362,7 @@ fn a_session_that_has_ended_is_not_joined() {
 }
 
 #[test]
-fn a_failed_reauthentication_ends_the_session_everywhere_and_none_is_joined_meanwhile() {
+fn reauthentication_blocks_bindings_and_its_failure_ends_the_session() {
     let server = server();
     let mut a = first(&server);
     let mut b = Client::channel(&a, 2, nothing());
@@ -380,11 +380,11 @@ fn a_failed_reauthentication_ends_the_session_everywhere_and_none_is_joined_mean
     b.begin_reauthentication(USER).unwrap();
     b.disconnect();
     assert_eq!(c.bind(&a, USER, PASSWORD).unwrap().status(), NtStatus::SUCCESS);
-    works(&mut a);
+    assert_works(&mut a);
 }
 
 #[test]
-fn a_reauthentication_by_another_key_than_the_channels_is_refused_under_the_channels() {
+fn reauthentication_signed_with_the_key_of_another_channel_is_refused() {
     for (of_session, of_channel) in [(CMAC, HMAC), (HMAC, CMAC)] {
         let server = server();
         let mut a = Client::new(&server, 1, Dialect::SMB3_1_1);
@@ -405,13 +405,13 @@ fn a_reauthentication_by_another_key_than_the_channels_is_refused_under_the_chan
             assert_eq!(answer.status(), NtStatus::ACCESS_DENIED);
             assert!(answer.header.flags.contains(HeaderFlags::SIGNED));
         }
-        works(&mut a);
-        works(&mut b);
+        assert_works(&mut a);
+        assert_works(&mut b);
     }
 }
 
 #[test]
-fn a_session_that_must_sign_is_not_reauthenticated_without_a_signature() {
+fn unsigned_reauthentication_is_refused_where_signing_is_required() {
     let server = Server::new(ServerConfig { signing_required: true, ..support::config() });
     server.add_volume(volume("vol", FsHandle(Arc::new(())))).unwrap();
     let mut a = first(&server);
@@ -423,18 +423,18 @@ fn a_session_that_must_sign_is_not_reauthenticated_without_a_signature() {
         let answer = client.answers.pop_front().unwrap();
         assert_eq!(answer.status(), NtStatus::ACCESS_DENIED);
         assert!(answer.header.flags.contains(HeaderFlags::SIGNED));
-        works(client);
+        assert_works(client);
     }
 }
 
 #[test]
-fn a_new_session_replaces_all_channels_of_the_one_before_it() {
+fn a_previous_session_id_ends_all_channels_of_that_session() {
     let server = server();
     let mut a = first(&server);
     let mut b = Client::channel(&a, 2, nothing());
     let mut c = negotiated(&server, 3, |_| {});
     assert_eq!(c.logon(USER, PASSWORD, a.session_id).unwrap().status(), NtStatus::SUCCESS);
-    assert_eq!(deliver(&server, &mut [&mut a, &mut b]), [0; 0], "the connections may be used for others");
+    assert_eq!(deliver(&server, &mut [&mut a, &mut b]), [0; 0], "the connections stay usable");
     for client in [&mut a, &mut b] {
         let answer = client.call(Command::TREE_DISCONNECT, &ECHO).unwrap();
         assert_eq!(answer.status(), NtStatus::USER_SESSION_DELETED);

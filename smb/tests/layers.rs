@@ -153,7 +153,7 @@ fn out_of_layer(modules: &Modules, layers: &[&[&str]]) -> Vec<String> {
 }
 
 /// A cycle of imports between the modules of one folder. Each module stands for everything below it.
-fn circle(modules: &Modules) -> Option<Vec<String>> {
+fn import_cycle(modules: &Modules) -> Option<Vec<String>> {
     let folders: BTreeSet<&[String]> = modules.keys().filter_map(|m| Some(m.split_last()?.1)).collect();
     for folder in folders {
         let child = |module: &Vec<String>| module.strip_prefix(folder).and_then(|rest| rest.first().cloned());
@@ -185,25 +185,25 @@ fn sources() -> BTreeMap<Vec<String>, String> {
 }
 
 #[test]
-fn the_engine_imports_lower_layers_only() {
+fn engine_modules_import_only_lower_layers() {
     let modules = modules(&sources(), "engine");
     assert!(modules.len() > 60, "the files were found");
     let wrong = out_of_layer(&modules, LAYERS);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     let known: BTreeSet<&str> = modules.keys().filter_map(|m| m.first()).map(String::as_str).collect();
     for name in LAYERS.iter().copied().flatten() {
-        assert!(known.contains(name), "{name} is a layer of nothing");
+        assert!(known.contains(name), "{name} does not exist");
     }
 }
 
 #[test]
-fn no_files_of_the_engine_import_each_other() {
+fn engine_modules_have_no_import_cycles() {
     let modules = modules(&sources(), "engine");
-    assert_eq!(circle(&modules), None, "these import each other, or what does");
+    assert_eq!(import_cycle(&modules), None, "a cycle of imports");
 }
 
 #[test]
-fn nothing_below_the_engine_names_it() {
+fn modules_below_the_engine_do_not_import_it() {
     let mut sources = BTreeMap::new();
     read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &[], &mut sources);
     for (module, source) in sources.iter().filter(|(module, _)| module[0] != "engine" && module[0] != "lib") {
@@ -212,7 +212,7 @@ fn nothing_below_the_engine_names_it() {
 }
 
 #[test]
-fn the_check_finds_what_it_is_for() {
+fn the_checks_detect_upward_imports_and_cycles() {
     let files = [
         ("low", "use crate::engine::high::Thing; // crate::engine::comment"),
         (
@@ -232,7 +232,7 @@ fn the_check_finds_what_it_is_for() {
     assert_eq!(imports("high"), ["folder::a", "folder::b", "low"]);
     assert_eq!(out_of_layer(&modules, &[&["low", "folder"], &["high"]]), ["low imports high"]);
     assert_eq!(out_of_layer(&modules, &[&["low", "high"]])[0], "folder is in no layer");
-    assert_eq!(circle(&modules).unwrap(), ["high", "low"]);
+    assert_eq!(import_cycle(&modules).unwrap(), ["high", "low"]);
     let folder: Modules = modules.into_iter().filter(|(module, _)| module[0] == "folder").collect();
-    assert_eq!(circle(&folder).unwrap(), ["a", "b"]);
+    assert_eq!(import_cycle(&folder).unwrap(), ["a", "b"]);
 }

@@ -100,7 +100,7 @@ fn return_value(answer: &[u8]) -> u32 {
 }
 
 #[test]
-fn pipes_are_known_by_their_names() {
+fn interfaces_are_found_by_pipe_name() {
     assert_eq!(Interface::of_pipe("SrvSvc"), Some(Interface::Srvsvc));
     assert_eq!(Interface::of_pipe("wkssvc"), Some(Interface::Wkssvc));
     for name in ["", "lsarpc", r"\srvsvc", "srvsvc\0", r"PIPE\srvsvc"] {
@@ -109,7 +109,7 @@ fn pipes_are_known_by_their_names() {
 }
 
 #[test]
-fn a_context_is_agreed_on_for_its_interface_and_ndr() {
+fn bind_accepts_only_contexts_of_its_interface_with_ndr() {
     let mut pipe = Association::new(Interface::Srvsvc);
     let contexts = bind_body(&[(0, SRVSVC, &[NDR64]), (1, SRVSVC, &[NDR64, NDR]), (2, WKSSVC, &[NDR])]);
     let found = answer(&mut pipe, &pdu(BIND, WHOLE, &contexts));
@@ -132,7 +132,7 @@ fn a_context_is_agreed_on_for_its_interface_and_ndr() {
 }
 
 #[test]
-fn shares_are_listed() {
+fn netr_share_enum_lists_the_shares() {
     let found = answer(&mut bound(), &share_enum(1));
     let string = |text: &str| {
         let units: Vec<u8> = text.encode_utf16().chain([0]).flat_map(u16::to_le_bytes).collect();
@@ -153,7 +153,7 @@ fn shares_are_listed() {
 }
 
 #[test]
-fn levels_for_administrators_and_unknown_ones_are_refused() {
+fn administrator_and_unknown_info_levels_are_refused() {
     let mut pipe = bound();
     for (level, value) in [(0, 0), (1, 0), (501, 0), (2, 5), (502, 5), (7, 124)] {
         assert_eq!(return_value(&answer(&mut pipe, &share_enum(level))), value, "shares of level {level}");
@@ -166,7 +166,7 @@ fn levels_for_administrators_and_unknown_ones_are_refused() {
 }
 
 #[test]
-fn calls_that_make_no_sense_get_a_fault_and_the_pipe_stays() {
+fn malformed_calls_get_a_fault_and_leave_the_pipe_open() {
     let mut pipe = bound();
     assert_eq!(fault(&answer(&mut pipe, &request(99, &[]))), 0x1c01_0002);
     for len in 0..32 {
@@ -180,7 +180,7 @@ fn calls_that_make_no_sense_get_a_fault_and_the_pipe_stays() {
 }
 
 #[test]
-fn messages_come_in_pieces_and_are_read_in_pieces() {
+fn pdus_are_written_and_read_in_pieces() {
     let bind = pdu(BIND, WHOLE, &bind_body(&[(0, SRVSVC, &[NDR])]));
     let stream = [bind.clone(), share_enum(1)].concat();
     let mut whole = Association::new(Interface::Srvsvc);
@@ -217,7 +217,7 @@ fn messages_come_in_pieces_and_are_read_in_pieces() {
 }
 
 #[test]
-fn an_answer_that_is_too_long_for_one_message_comes_in_several() {
+fn long_responses_are_fragmented() {
     let mut pipe = bound();
     let share = |i| Share { name: format!("volume-{i:020}"), kind: ShareKind::Disk, remark: String::new() };
     let exposed = Exposed { server_name: "S".into(), shares: (0..120).map(share).collect() };
@@ -238,7 +238,7 @@ fn an_answer_that_is_too_long_for_one_message_comes_in_several() {
 }
 
 #[test]
-fn what_is_no_call_breaks_the_pipe() {
+fn malformed_pdus_break_the_pipe() {
     let bind = pdu(BIND, WHOLE, &bind_body(&[(0, SRVSVC, &[NDR])]));
     let broken = |pipe: &mut Association, bytes: &[u8]| {
         assert_eq!(pipe.write(bytes, &exposed()), Err(Broken), "{bytes:02x?}");
@@ -268,7 +268,7 @@ fn what_is_no_call_breaks_the_pipe() {
 }
 
 #[test]
-fn a_client_that_does_not_read_or_end_its_call_is_stopped() {
+fn unread_answers_and_unfinished_requests_are_limited() {
     let mut pipe = bound();
     let unread = (0..1000).find(|_| pipe.write(&share_enum(1), &exposed()).is_err()).unwrap();
     assert!((50..=RPC_ANSWER_BYTES_MAX / 100).contains(&unread), "{unread} answers");
@@ -283,7 +283,7 @@ fn a_client_that_does_not_read_or_end_its_call_is_stopped() {
 }
 
 #[test]
-fn the_workstation_service_says_what_the_server_is_called() {
+fn netr_wksta_get_info_returns_the_server_name() {
     let mut pipe = Association::new(Interface::Wkssvc);
     answer(&mut pipe, &pdu(BIND, WHOLE, &bind_body(&[(0, WKSSVC, &[NDR])])));
     let found = answer(&mut pipe, &request(0, &[0, 100].map(u32::to_le_bytes).concat()));

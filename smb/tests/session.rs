@@ -61,7 +61,7 @@ fn every_signing_algorithm_is_negotiated() {
 }
 
 #[test]
-fn who_is_not_known_is_refused() {
+fn unknown_users_and_wrong_passwords_are_refused() {
     let refused = |user: &str, password: &str| {
         let mut client = Client::new(&server(), 1, Dialect::SMB3_1_1);
         client.negotiate().unwrap();
@@ -76,7 +76,7 @@ fn who_is_not_known_is_refused() {
 }
 
 #[test]
-fn a_volumes_credentials_open_that_volume_only() {
+fn credentials_of_a_volume_open_only_that_volume() {
     let server = server();
     server.add_volume(volume("other", FsHandle(Arc::new(())))).unwrap();
     let mut client = Client::mount(&server, 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
@@ -87,7 +87,7 @@ fn a_volumes_credentials_open_that_volume_only() {
 }
 
 #[test]
-fn policies_of_signing_and_sealing_are_kept() {
+fn signing_and_sealing_policies_are_enforced() {
     let open = |protection| {
         let server = Server::new(config());
         let mut v = volume("vol", FsHandle(Arc::new(())));
@@ -123,7 +123,7 @@ fn policies_of_signing_and_sealing_are_kept() {
 }
 
 #[test]
-fn tampering_is_noticed() {
+fn a_request_with_a_wrong_signature_is_refused() {
     let mut client =
         Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
     let mut header = client.header(Command::TREE_DISCONNECT, 1);
@@ -133,7 +133,7 @@ fn tampering_is_noticed() {
     client.send_raw(message).unwrap();
     let answer = client.answers.pop_front().unwrap();
     assert_eq!(answer.status(), NtStatus::ACCESS_DENIED);
-    assert!(!answer.header.flags.contains(HeaderFlags::SIGNED), "nothing is signed for a stranger");
+    assert!(!answer.header.flags.contains(HeaderFlags::SIGNED), "unsigned, as no key is proven");
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn message_ids_outside_the_window_end_the_connection() {
 }
 
 #[test]
-fn credits_are_granted_early_and_stay_within_the_limit() {
+fn credits_are_granted_up_to_the_limit() {
     let mut client =
         Client::mount(&server(), 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
     let mut outstanding = client.credits - client.message_id;
@@ -195,11 +195,11 @@ fn dialects_before_the_minimum_are_refused() {
     client.send_raw(negotiate(smb1::DIALECT_2_WILDCARD)).unwrap();
     client.answers.clear();
     client.message_id = 1;
-    assert_eq!(client.negotiate().unwrap().status(), NtStatus::SUCCESS, "led on to what is spoken");
+    assert_eq!(client.negotiate().unwrap().status(), NtStatus::SUCCESS, "upgraded to SMB 3.1.1");
 }
 
 #[test]
-fn a_relayed_logon_is_of_no_use() {
+fn a_relayed_logon_cannot_connect_a_tree() {
     // An attacker who relays a logon has the session, but not its key, so it cannot sign requests.
     let tree_connect = |client: &mut Client| {
         let header = client.header(Command::TREE_CONNECT, 1);
@@ -222,7 +222,7 @@ fn a_relayed_logon_is_of_no_use() {
 }
 
 #[test]
-fn smb1_is_led_to_smb2_or_refused() {
+fn smb1_negotiate_is_upgraded_to_smb2_or_refused() {
     let frame = |dialects: &[&[u8]]| {
         let mut frame = Vec::new();
         smb1::encode_negotiate(dialects, &mut frame);
@@ -248,7 +248,7 @@ fn smb1_is_led_to_smb2_or_refused() {
 }
 
 #[test]
-fn a_second_negotiate_and_requests_before_the_first_end_the_connection() {
+fn a_second_negotiate_or_an_early_request_ends_the_connection() {
     let mut client = Client::new(&server(), 1, Dialect::SMB3_1_1);
     client.negotiate().unwrap();
     assert!(client.negotiate().is_err());
@@ -257,7 +257,7 @@ fn a_second_negotiate_and_requests_before_the_first_end_the_connection() {
 }
 
 #[test]
-fn sessions_that_end_are_gone() {
+fn logoff_removes_the_session() {
     let server = server();
     let mut client = Client::mount(&server, 1, Dialect::SMB3_1_1, Box::new(|_| Err(NtStatus::NOT_SUPPORTED)));
     assert_eq!(server.session_infos().len(), 1);
@@ -272,7 +272,7 @@ fn sessions_that_end_are_gone() {
 }
 
 #[test]
-fn an_administrator_and_a_reconnecting_client_can_end_a_session() {
+fn close_session_and_a_previous_session_id_end_a_session() {
     let server = server();
     let nothing = || -> support::Backend { Box::new(|_| Err(NtStatus::NOT_SUPPORTED)) };
     let mut first = Client::mount(&server, 1, Dialect::SMB3_1_1, nothing());
@@ -292,12 +292,12 @@ fn an_administrator_and_a_reconnecting_client_can_end_a_session() {
     assert!(!server.close_session(second.session_id));
     for (to, mail) in server.take_mail() {
         assert_eq!(to.0, 2);
-        assert!(second.connection.deliver(second.now, mail).is_err(), "its last session is gone");
+        assert!(second.connection.deliver(second.now, mail).is_err(), "its last session has ended");
     }
 }
 
 #[test]
-fn rotation_lets_old_and_new_passwords_in() {
+fn rotation_accepts_old_and_new_passwords() {
     use forebay_smb::auth::NtHash;
     use forebay_smb::engine::Account;
     let server = server();
@@ -320,7 +320,7 @@ fn rotation_lets_old_and_new_passwords_in() {
 }
 
 #[test]
-fn interfaces_are_reported_as_they_are_now() {
+fn the_current_network_interfaces_are_reported() {
     use forebay_smb::engine::NetworkInterface;
     use forebay_smb::ids::FileId;
     use forebay_smb::wire::fscc::fsctl::{FsctlCode, NetworkInterfaceInfo};
@@ -389,7 +389,7 @@ fn garbage_ends_the_connection_or_gets_an_error_but_never_panics() {
 }
 
 #[test]
-fn a_volume_has_no_more_connections_than_its_limit_and_leaves_the_others_theirs() {
+fn connections_are_limited_per_volume() {
     let server = server();
     server.add_volume(volume("other", FsHandle(Arc::new(())))).unwrap();
     let connect = |id, dialect, user: &str, password: &str| {

@@ -60,7 +60,7 @@ fn encode_all(descriptors: &[BufferDescriptor]) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn negotiation_is_read_as_it_was_written(request in request(), response in response(), cut in 0..20_usize) {
+    fn negotiation_messages_round_trip(request in request(), response in response(), cut in 0..20_usize) {
         prop_assert_eq!(NegotiateRequest::parse(&request.encode()), Ok(request));
         prop_assert_eq!(NegotiateResponse::parse(&response.encode()), Ok(response));
         prop_assert_eq!(NegotiateRequest::parse(&request.encode()[..cut]).map_err(|e| e.fault), Err(Fault::Truncated));
@@ -68,7 +68,7 @@ proptest! {
     }
 
     #[test]
-    fn data_transfers_are_read_as_they_were_written(
+    fn data_transfers_round_trip(
         credits in any::<[u16; 2]>(), flags: u16, remaining_data_length: u32, eights in 3..200_u32, data_length in 0..2000_u32,
         behind in 0..10_usize,
     ) {
@@ -87,7 +87,7 @@ proptest! {
     }
 
     #[test]
-    fn descriptors_are_read_as_they_were_written(descriptors in vec(descriptor(), 1..20), cut in 1..16_usize) {
+    fn descriptors_round_trip(descriptors in vec(descriptor(), 1..20), cut in 1..16_usize) {
         let bytes = encode_all(&descriptors);
         let parsed = Descriptors::parse(&bytes).expect("well formed");
         prop_assert_eq!(parsed.iter().collect::<Vec<_>>(), descriptors.clone());
@@ -99,7 +99,7 @@ proptest! {
 
     /// A slice equals the result of a byte-by-byte walk over the elements.
     #[test]
-    fn slices_of_descriptors_are_the_bytes_asked_for(lengths in vec(0..40_u32, 1..8), offset in 0..200_u64, length in 0..200_u64) {
+    fn descriptor_slices_cover_the_requested_range(lengths in vec(0..40_u32, 1..8), offset in 0..200_u64, length in 0..200_u64) {
         let descriptors: Vec<_> = lengths.iter().enumerate()
             .map(|(i, length)| BufferDescriptor { offset: 1000 * i as u64, token: Token(i as u32), length: *length })
             .collect();
@@ -116,7 +116,7 @@ proptest! {
 }
 
 #[test]
-fn the_specifications_examples() {
+fn the_examples_of_the_specification_are_parsed_and_encoded() {
     // [MS-SMBD] 4.1.
     let request = [0, 1, 0, 1, 0, 0, 10, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 0, 2, 0];
     let parsed = NegotiateRequest::parse(&request).expect("a request");
@@ -150,7 +150,7 @@ fn the_specifications_examples() {
 }
 
 #[test]
-fn arrays_of_descriptors_that_are_refused() {
+fn invalid_descriptor_arrays_are_refused() {
     let one = BufferDescriptor { offset: u64::MAX - 5, token: Token(1), length: 5 };
     assert_eq!(Descriptors::parse(&[]).map_err(|e| e.fault), Err(Fault::Truncated));
     assert!(Descriptors::parse(&one.encode()).is_ok());
@@ -177,7 +177,7 @@ fn transform(channel: u32) -> Vec<u8> {
 }
 
 #[test]
-fn descriptors_behind_a_transform() {
+fn descriptors_after_a_transform_are_parsed() {
     let bytes = transform(RdmaTransform::CHANNEL_RDMA_V1_INVALIDATE);
     let parsed = RdmaTransform::parse(&bytes).expect("well formed");
     assert_eq!((parsed.transform_count, parsed.transforms.len()), (1, 40));
@@ -199,7 +199,7 @@ fn descriptors_behind_a_transform() {
 
 proptest! {
     #[test]
-    fn crypto_transforms_survive(kind: u16, signature in vec(any::<u8>(), 0..40), nonce in vec(any::<u8>(), 0..40)) {
+    fn crypto_transforms_round_trip(kind: u16, signature in vec(any::<u8>(), 0..40), nonce in vec(any::<u8>(), 0..40)) {
         let crypto = CryptoTransform { transform_type: kind, signature: &signature, nonce: &nonce };
         let mut bytes = Vec::new();
         crypto.encode(&mut bytes);
@@ -213,7 +213,7 @@ proptest! {
 }
 
 #[test]
-fn a_crypto_transform_is_laid_out_as_specified() {
+fn a_crypto_transform_has_the_specified_layout() {
     let crypto = CryptoTransform {
         transform_type: CryptoTransform::ENCRYPTION,
         signature: &[0xaa; 16],
@@ -227,7 +227,7 @@ fn a_crypto_transform_is_laid_out_as_specified() {
 }
 
 #[test]
-fn a_transform_and_its_descriptors_are_read_as_they_were_written() {
+fn a_transform_and_its_descriptors_round_trip() {
     let descriptors = encode_all(&[BufferDescriptor { offset: 0x1000, token: Token(7), length: 4096 }]);
     for nonce in [&[][..], &[1; 11], &[2; 12]] {
         let crypto = CryptoTransform { transform_type: CryptoTransform::SIGNING, signature: &[9; 16], nonce };

@@ -66,7 +66,7 @@ fn a_whole_connection_from_negotiation_to_shutdown() {
     pair.advance(seconds(2));
     let asked = sent_by(&pair, ACTIVE).iter().filter(|d| d.flags == Flags::RESPONSE_REQUESTED).count()
         + sent_by(&pair, PASSIVE).iter().filter(|d| d.flags == Flags::RESPONSE_REQUESTED).count();
-    assert!((1..=2).contains(&asked), "asked {asked} times");
+    assert!((1..=2).contains(&asked), "requested {asked} times");
     pair.advance(seconds(3600));
     assert_eq!((pair.peers[ACTIVE].ended, pair.peers[PASSIVE].ended), (None, None));
 
@@ -84,7 +84,7 @@ fn a_whole_connection_from_negotiation_to_shutdown() {
 }
 
 #[test]
-fn a_request_that_overtakes_the_establishment_is_answered_after_it() {
+fn a_request_before_the_established_event_is_answered_after_it() {
     let mut pair = Pair::new(Config::active(), Config::passive());
     pair.peers[ACTIVE].connection.handle_established();
     pair.pump(ACTIVE);
@@ -98,7 +98,7 @@ fn a_request_that_overtakes_the_establishment_is_answered_after_it() {
 }
 
 #[test]
-fn grants_travel_with_answers_and_empty_messages_are_rare() {
+fn credits_are_granted_with_answers_and_rarely_in_empty_messages() {
     let mut pair = Pair::connected(Config::active(), Config::passive());
     let begin = pair.log.len();
     for round in 0..1000 {
@@ -116,11 +116,11 @@ fn grants_travel_with_answers_and_empty_messages_are_rare() {
         pair.settle();
     }
     let grants = pair.log[begin..].iter().filter(|(who, _)| *who == PASSIVE).count();
-    assert!((5..=6).contains(&grants), "{grants} messages that grant");
+    assert!((5..=6).contains(&grants), "{grants} messages that grant credits");
 }
 
 #[test]
-fn a_peer_without_credits_of_ours_is_not_taken_for_dead() {
+fn a_peer_without_credits_does_not_time_out() {
     let mut pair = Pair::connected(Config::active(), Config::passive());
     // The server's upper layer holds every buffer.
     while pair.peers[PASSIVE].connection.credits().posted > 0 {
@@ -148,7 +148,7 @@ fn a_peer_without_credits_of_ours_is_not_taken_for_dead() {
 }
 
 #[test]
-fn a_silent_peer_is_given_up() {
+fn a_silent_peer_times_out_after_a_keepalive_request() {
     let mut pair = Pair::connected(Config::active(), Config::passive());
     let begin = pair.now;
     let peer = &mut pair.peers[PASSIVE];
@@ -164,7 +164,7 @@ fn a_silent_peer_is_given_up() {
 }
 
 #[test]
-fn the_flag_rides_on_a_message_that_is_sent_anyway() {
+fn the_keepalive_flag_is_set_on_a_queued_message() {
     let mut pair = Pair::connected(Config::active(), Config::passive());
     let due = pair.now + seconds(120);
     let peer = &mut pair.peers[PASSIVE];
@@ -177,7 +177,7 @@ fn the_flag_rides_on_a_message_that_is_sent_anyway() {
 }
 
 #[test]
-fn a_peer_that_does_not_negotiate_is_given_up_after_its_time() {
+fn a_peer_that_does_not_negotiate_times_out() {
     for (side, time) in [(ACTIVE, 120), (PASSIVE, 5)] {
         let mut pair = Pair::new(Config::active(), Config::passive());
         pair.link();
@@ -191,7 +191,7 @@ fn a_peer_that_does_not_negotiate_is_given_up_after_its_time() {
 }
 
 #[test]
-fn a_response_waits_for_something_to_grant() {
+fn a_negotiate_response_waits_for_a_credit_to_grant() {
     let now = std::time::Instant::now();
     let mut server = forebay_smbdirect::Connection::new(Config::passive(), now).expect("valid");
     server.handle_established();
@@ -212,7 +212,7 @@ fn a_response_waits_for_something_to_grant() {
 }
 
 #[test]
-fn a_peer_that_grants_nothing_is_given_up_although_it_talks() {
+fn a_peer_that_grants_no_credits_times_out_even_if_it_sends() {
     let mut pair = Pair::connected(Config::active(), Config::passive());
     let begin = pair.now;
     let server = &mut pair.peers[PASSIVE];
@@ -245,7 +245,7 @@ fn a_peer_that_grants_nothing_is_given_up_although_it_talks() {
 }
 
 #[test]
-fn a_shutdown_does_not_wait_for_a_peer_for_ever() {
+fn shutdown_times_out_while_sends_are_outstanding() {
     let mut pair = Pair::connected(Config::active(), Config::passive());
     let begin = pair.now;
     let client = &mut pair.peers[ACTIVE];
@@ -258,7 +258,7 @@ fn a_shutdown_does_not_wait_for_a_peer_for_ever() {
 }
 
 #[test]
-fn what_is_still_out_when_it_ends_is_named() {
+fn a_lost_connection_reports_held_buffers_and_unsent_messages() {
     let mut pair = Pair::connected(Config::active(), Config::passive());
     let unsent = pair.peers[PASSIVE].send(&[1; 10_000], &[], None).expect("queued");
     pair.peers[ACTIVE].send(&pattern(1, 4000), &[], None).expect("queued");
@@ -286,7 +286,7 @@ fn messages_that_cannot_be_sent_are_refused() {
 }
 
 #[test]
-fn the_reason_stays_the_first() {
+fn the_first_disconnect_reason_is_kept() {
     let mut pair = Pair::connected(Config::active(), Config::passive());
     let server = &mut pair.peers[PASSIVE];
     let bytes = DataTransfer::default().encode()[..20].to_vec();

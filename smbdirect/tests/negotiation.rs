@@ -52,7 +52,7 @@ fn connection(config: Config) -> (Connection, Instant) {
 fn answer(config: Config, request: &[u8]) -> (Result<NegotiateResponse, Disconnect>, Option<Disconnect>) {
     let (mut server, now) = connection(config);
     if let Err(reason) = server.handle_receive(now, BUFFER, request, None) {
-        assert!(server.poll_transmit(now).is_none(), "who is disconnected gets no answer");
+        assert!(server.poll_transmit(now).is_none(), "a disconnected peer gets no answer");
         return (Err(reason), server.closed());
     }
     let transmit = server.poll_transmit(now).expect("an answer");
@@ -69,7 +69,7 @@ fn misbehaved<T>(rule: Misbehaviour) -> (Result<T, Disconnect>, Option<Disconnec
 }
 
 #[test]
-fn requests_that_a_server_takes() {
+fn a_server_accepts_valid_requests() {
     let large = Config { max_receive_size: 8192, ..Config::passive() };
     /// Credits granted, preferred send size, receive size, fragmented size.
     type Answer = (u16, u32, u32, u32);
@@ -96,7 +96,7 @@ fn requests_that_a_server_takes() {
             (10, 1024, 1024, 131_072),
         ),
         (
-            "wants more credits than there are",
+            "requests more credits than available",
             Config { receive_credit_max: 120, ..Config::passive() },
             NegotiateRequest { credits_requested: u16::MAX, ..LINUX },
             (120, 1364, 1364, 131_072),
@@ -134,7 +134,7 @@ fn requests_that_a_server_takes() {
 }
 
 #[test]
-fn requests_that_a_server_does_not_take() {
+fn a_server_refuses_invalid_or_incompatible_requests() {
     type Answer = (Result<NegotiateResponse, Disconnect>, Option<Disconnect>);
     let refused = |status, reason: Incompatibility| -> Answer {
         (Ok(NegotiateResponse::refusal(status)), Some(reason.into()))
@@ -151,12 +151,12 @@ fn requests_that_a_server_does_not_take() {
             refused(Status::NOT_SUPPORTED, Incompatibility::Version { min: 0x101, max: 0x200 }),
         ),
         (
-            "versions the wrong way round",
+            "minimum above maximum version",
             NegotiateRequest { min_version: 0x200, max_version: 0x0, ..LINUX },
             refused(Status::NOT_SUPPORTED, Incompatibility::Version { min: 0x200, max: 0 }),
         ),
         (
-            "a wrong version goes before wrong sizes",
+            "a wrong version precedes wrong sizes",
             NegotiateRequest { max_version: 0, min_version: 0, credits_requested: 0, ..LINUX },
             refused(Status::NOT_SUPPORTED, Incompatibility::Version { min: 0, max: 0 }),
         ),
@@ -190,7 +190,7 @@ fn requests_that_a_server_does_not_take() {
 }
 
 #[test]
-fn a_refused_peer_may_talk_without_effect_until_the_refusal_is_out() {
+fn messages_of_a_refused_peer_are_ignored_until_the_refusal_is_sent() {
     let (mut server, now) = connection(Config::passive());
     let request = NegotiateRequest { min_version: 9, max_version: 9, ..LINUX };
     assert_eq!(server.handle_receive(now, BUFFER, &request.encode(), None), Ok(Received::Free));
@@ -205,7 +205,7 @@ fn a_refused_peer_may_talk_without_effect_until_the_refusal_is_out() {
 }
 
 #[test]
-fn answers_that_a_client_takes() {
+fn a_client_accepts_valid_responses() {
     let cases: &[(&str, NegotiateResponse, (u32, u32, u32))] = &[
         // send size, receive size, read and write size
         ("windows", ANSWER, (8192, 1364, 8 << 20)),
@@ -240,7 +240,7 @@ fn answers_that_a_client_takes() {
 }
 
 #[test]
-fn answers_that_a_client_does_not_take() {
+fn a_client_refuses_invalid_or_incompatible_responses() {
     let refused = NegotiateResponse::refusal(Status::NOT_SUPPORTED);
     let version = |v| Incompatibility::Version { min: v, max: v };
     let cases: Vec<(&str, NegotiateResponse, Disconnect)> = vec![
@@ -288,7 +288,7 @@ fn answers_that_a_client_does_not_take() {
 }
 
 #[test]
-fn a_server_that_speaks_first_is_not_listened_to() {
+fn a_client_disconnects_from_a_server_that_sends_first() {
     let now = Instant::now();
     let mut client = Connection::new(Config::active(), now).expect("valid");
     client.receives_posted(5);
@@ -297,7 +297,7 @@ fn a_server_that_speaks_first_is_not_listened_to() {
 }
 
 #[test]
-fn configurations_that_cannot_work_are_refused() {
+fn invalid_configurations_are_refused() {
     let with = |change: fn(&mut Config)| {
         let mut config = Config::passive();
         change(&mut config);

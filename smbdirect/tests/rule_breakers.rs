@@ -22,7 +22,7 @@ fn server(credits: u16) -> (Connection, Instant) {
     };
     server.handle_receive(now, BufferId(0), &request.encode(), None).expect("accepted");
     assert!(server.poll_transmit(now).is_some());
-    server.handle_sent(1).expect("goes on");
+    server.handle_sent(1).expect("the connection continues");
     (server, now)
 }
 
@@ -49,7 +49,7 @@ const fn malformed(fault: Fault, offset: u32) -> Disconnect {
 }
 
 #[test]
-fn each_rule_has_its_reason() {
+fn each_violation_disconnects_with_its_reason() {
     let remaining =
         |length, remaining, expected| Misbehaviour::Remaining { length, remaining, expected }.into();
     let too_long = |length| Misbehaviour::FragmentedTooLong { length, max: 170_850 }.into();
@@ -134,7 +134,7 @@ fn each_rule_has_its_reason() {
 }
 
 #[test]
-fn a_message_without_a_credit() {
+fn a_message_without_a_credit_disconnects() {
     let (mut server, now) = server(3);
     for _ in 0..3 {
         let received = server.handle_receive(now, BufferId(0), &message(data(10, 0)), None);
@@ -147,7 +147,7 @@ fn a_message_without_a_credit() {
 }
 
 #[test]
-fn data_before_the_answer() {
+fn data_before_the_negotiate_response_disconnects() {
     let now = Instant::now();
     let mut server = Connection::new(Config::passive(), now).expect("valid");
     server.receives_posted(10);
@@ -165,15 +165,15 @@ fn data_before_the_answer() {
 }
 
 #[test]
-fn a_message_in_crumbs_does_not_take_all_buffers() {
+fn tiny_fragments_cannot_hold_all_receive_buffers() {
     let (mut server, now) = server(255);
     for sent in 1..=255_u32 {
         // Free buffers are posted and announced.
         while server.poll_transmit(now).is_some() {}
-        let crumb = message(data(1, 1000 - sent));
-        let received = server.handle_receive(now, BufferId(sent), &crumb, None);
+        let fragment = message(data(1, 1000 - sent));
+        let received = server.handle_receive(now, BufferId(sent), &fragment, None);
         if sent < 255 {
-            assert_eq!(received, Ok(Received::Held), "crumb {sent}");
+            assert_eq!(received, Ok(Received::Held), "fragment {sent}");
         } else {
             let reason = Disconnect::Misbehaved(Misbehaviour::TooManyFragments { max: 255 });
             assert_eq!(received, Err(reason));
@@ -183,7 +183,7 @@ fn a_message_in_crumbs_does_not_take_all_buffers() {
 }
 
 #[test]
-fn what_is_odd_but_allowed_is_taken() {
+fn unusual_but_valid_messages_are_accepted() {
     let (mut server, now) = server(255);
     // At a larger offset, with bytes after it and unknown flags.
     let odd = DataTransfer { data_offset: 40, flags: Flags(0xfffe), ..data(7, 3) };
@@ -216,12 +216,12 @@ fn what_is_odd_but_allowed_is_taken() {
 /// Sends everything that the server has to send.
 fn send_all(server: &mut Connection, now: Instant) {
     while server.poll_transmit(now).is_some() {
-        server.handle_sent(1).expect("goes on");
+        server.handle_sent(1).expect("the connection continues");
     }
 }
 
 #[test]
-fn a_message_that_is_begun_has_to_be_ended_whatever_else_the_peer_says() {
+fn an_incomplete_message_times_out_despite_other_traffic() {
     let (mut server, begin) = server(255);
     let fragment = |length, remaining| message(data(length, remaining));
     assert_eq!(server.handle_receive(begin, BufferId(1), &fragment(100, 300), None), Ok(Received::Held));
@@ -233,18 +233,18 @@ fn a_message_that_is_begun_has_to_be_ended_whatever_else_the_peer_says() {
             return;
         }
         send_all(&mut server, now);
-        // Signs of life, credits, and occasionally a crumb of the message.
-        let crumb = if second % 50 == 0 { fragment(1, 300 - second as u32 / 50) } else { fragment(0, 0) };
-        match server.handle_receive(now, BufferId(2), &crumb, None) {
+        // Signs of life, credits, and occasionally a fragment of the message.
+        let next = if second % 50 == 0 { fragment(1, 300 - second as u32 / 50) } else { fragment(0, 0) };
+        match server.handle_receive(now, BufferId(2), &next, None) {
             Ok(Received::Free) => server.receives_posted(1),
             received => assert_eq!(received, Ok(Received::Held)),
         }
     }
-    panic!("a message that never ends is waited for without end");
+    panic!("an incomplete message never times out");
 }
 
 #[test]
-fn time_in_which_a_peer_cannot_go_on_with_its_message_does_not_count() {
+fn the_reassembly_timeout_pauses_while_the_peer_has_no_credits() {
     let (mut server, begin) = server(3);
     let at = |seconds| begin + Duration::from_secs(seconds);
     let fragment = |length, remaining| message(data(length, remaining));
@@ -254,7 +254,7 @@ fn time_in_which_a_peer_cannot_go_on_with_its_message_does_not_count() {
     assert_eq!(server.handle_receive(at(50), BufferId(2), &fragment(10, 80), None), Ok(Received::Held));
     assert_eq!(server.handle_receive(at(50), BufferId(3), &fragment(10, 70), None), Ok(Received::Held));
     assert_eq!(server.credits().announced, 0);
-    server.handle_timeout(at(160)).expect("it is our turn");
+    server.handle_timeout(at(160)).expect("the peer has no credits");
     send_all(&mut server, at(160));
     assert!(server.credits().announced > 0);
     // A sign of life postpones the keepalive request.

@@ -10,7 +10,7 @@ use forebay_smbdirect::{Config, Role};
 use proptest::prelude::*;
 use support::{ACTIVE, PASSIVE, Pair, pattern};
 
-/// Schedules of [`random_schedules_break_no_rule_and_end_with_everything_delivered`].
+/// Schedules of [`random_schedules_obey_the_credit_rules_and_deliver_everything`].
 const SCHEDULES: u32 = 10_000;
 
 /// The next event.
@@ -128,7 +128,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: SCHEDULES, max_shrink_iters: 20_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_schedules_break_no_rule_and_end_with_everything_delivered(
+    fn random_schedules_obey_the_credit_rules_and_deliver_everything(
         (active, passive) in configs(),
         events in prop::collection::vec(event(), 0..120),
     ) {
@@ -145,11 +145,11 @@ proptest! {
             let (peer, other) = (&pair.peers[side], &pair.peers[1 - side]);
             prop_assert_eq!(peer.ended, None);
             prop_assert_eq!(peer.unsent(), 0);
-            prop_assert!(other.received == sent[side], "what came is what was sent, in order");
+            prop_assert!(other.received == sent[side], "messages arrive as sent, in order");
             let credits = peer.connection.credits();
             prop_assert_eq!(credits.posted, u32::from(peer.config.receive_buffers()));
             prop_assert!(credits.announced > 0 && credits.announced <= credits.posted);
-            prop_assert!(credits.send > 0, "each can speak");
+            prop_assert!(credits.send > 0, "each side can send");
         }
     }
 }
@@ -159,7 +159,7 @@ proptest! {
 
     /// Any size in fragments of any size, including Linux's 1364 bytes.
     #[test]
-    fn reassembled_is_what_was_sent(
+    fn reassembled_messages_equal_the_sent_messages(
         size in prop_oneof![Just(1364_u32), 600..1500_u32, 600..65_536_u32],
         lengths in prop::collection::vec(prop_oneof![1..5000_usize, 1..130_000_usize, Just(1340), Just(1341)], 1..6),
         cuts in prop::collection::vec(any::<u16>(), 0..4),

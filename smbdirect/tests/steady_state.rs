@@ -39,7 +39,7 @@ fn carry(from: &mut Connection, to: &mut Connection, wire: &mut [u8], now: Insta
         let length = transmit.total_bytes() as usize;
         wire[..header.len()].copy_from_slice(header);
         let mut free = 1;
-        match to.handle_receive(now, BufferId(1), &wire[..length], None).expect("goes on") {
+        match to.handle_receive(now, BufferId(1), &wire[..length], None).expect("the connection continues") {
             Received::Held => free = 0,
             Received::Message(message) => {
                 free = message.segments.len() as u16;
@@ -48,7 +48,7 @@ fn carry(from: &mut Connection, to: &mut Connection, wire: &mut [u8], now: Insta
             Received::Free | Received::Negotiated(_) => {}
         }
         to.receives_posted(free);
-        from.handle_sent(1).expect("goes on");
+        from.handle_sent(1).expect("the connection continues");
     }
     messages
 }

@@ -52,7 +52,7 @@ pub(crate) fn peak_of(work: impl FnOnce()) -> usize {
 }
 
 #[test]
-fn the_allocator_counts() {
+fn the_peak_is_the_largest_live_allocation() {
     let peak = peak_of(|| {
         let first = vec![0_u8; 1000];
         drop(first);

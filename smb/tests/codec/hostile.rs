@@ -54,7 +54,7 @@ fn every_target_has_seeds() {
 }
 
 #[test]
-fn messages_cut_off_anywhere_are_refused_or_read_without_panic() {
+fn truncated_messages_never_panic_nor_over_allocate() {
     for (target, seed, bytes) in seeds() {
         for len in 0..=bytes.len() {
             check(&target, &seed, &bytes[..len]);

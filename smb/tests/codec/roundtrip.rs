@@ -716,7 +716,7 @@ proptest! {
     }
 
     #[test]
-    fn units_that_are_no_text_are_refused_as_such(units in vec(any::<u16>(), 0..40)) {
+    fn invalid_utf16_is_refused_as_a_lone_surrogate(units in vec(any::<u16>(), 0..40)) {
         let bytes: Vec<u8> = units.iter().flat_map(|unit| unit.to_le_bytes()).collect();
         match String::from_utf16(&units) {
             Ok(name) => prop_assert_eq!(utf16::decode(&bytes), Ok(name)),
@@ -788,7 +788,7 @@ fn empty_messages() {
 }
 
 #[test]
-fn times_outside_of_filetime_are_cut_to_its_ends() {
+fn times_outside_the_filetime_range_are_clamped() {
     assert_eq!(FileTime::from_unix(i64::MIN, 0), FileTime(0));
     assert_eq!(FileTime::from_unix(i64::MAX, 999_999_999), FileTime(i64::MAX as u64));
     assert_eq!(FileTime::from_unix(0, 0), FileTime(116_444_736_000_000_000));
@@ -796,7 +796,7 @@ fn times_outside_of_filetime_are_cut_to_its_ends() {
 }
 
 #[test]
-fn compounds_that_break_the_rules_are_refused() {
+fn malformed_compounds_are_refused() {
     let two = |next: u32| {
         let mut frame = Vec::new();
         Header { next_command: next, ..Header::request(Command::ECHO, 0) }.encode(&mut frame);

@@ -26,7 +26,7 @@ fn id(client: &mut Client, open: &Open<'_>) -> Result<FileId, NtStatus> {
 }
 
 #[test]
-fn an_application_takes_its_files_to_another_client() {
+fn an_app_instance_moves_its_opens_to_another_client() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let first = make(&mut a, &owned("f").context(wanted(0, [1; 16]))).unwrap();
@@ -35,8 +35,8 @@ fn an_application_takes_its_files_to_another_client() {
     lock(&mut a, first.id, &[(0, 5, EXCLUSIVE)]).unwrap();
 
     let second = make(&mut b, &owned("f").context(wanted(0, [2; 16]))).unwrap();
-    assert!(!lab.server.has_mail(), "no break is sent to the client that it has left");
-    assert_eq!(read(&mut b, second.id, 0, 5).unwrap(), b"saved", "its locks are gone, too");
+    assert!(!lab.server.has_mail(), "no break is sent to the previous client");
+    assert_eq!(read(&mut b, second.id, 0, 5).unwrap(), b"saved", "its locks are released, too");
     assert_eq!(write(&mut a, first.id, 0, b"late"), Err(NtStatus::FILE_CLOSED));
     assert_eq!(close(&mut a, first.id), Err(NtStatus::FILE_CLOSED));
     assert_eq!(lab.server.open_infos(None).len(), 1);
@@ -48,7 +48,7 @@ fn an_application_takes_its_files_to_another_client() {
 }
 
 #[test]
-fn only_the_same_name_of_the_same_application_on_another_client_is_taken() {
+fn takeover_requires_the_same_file_and_app_instance_on_another_client() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let (f, g) = (id(&mut a, &owned("f")).unwrap(), id(&mut a, &owned("g")).unwrap());
@@ -63,7 +63,7 @@ fn only_the_same_name_of_the_same_application_on_another_client_is_taken() {
 }
 
 #[test]
-fn an_older_version_takes_nothing() {
+fn takeover_requires_a_newer_app_instance_version() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let first = id(&mut a, &version(owned("f"), 1, 5)).unwrap();
@@ -76,13 +76,13 @@ fn an_older_version_takes_nothing() {
 }
 
 #[test]
-fn what_is_kept_for_a_lost_client_is_taken_and_names_to_be_removed_go_first() {
+fn takeover_ends_preserved_opens_and_completes_pending_deletes() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let kept = make(&mut a, &owned("f").context(wanted(0, [1; 16]))).unwrap();
     write(&mut a, kept.id, 0, b"old").unwrap();
     a.disconnect();
-    assert_eq!(lab.server.open_infos(None).len(), 1, "kept");
+    assert_eq!(lab.server.open_infos(None).len(), 1, "preserved");
     let second = id(&mut b, &owned("f")).unwrap();
     assert_eq!(read(&mut b, second, 0, 3).unwrap(), b"old");
     assert_eq!(lab.server.open_infos(None).len(), 1);
@@ -91,5 +91,5 @@ fn what_is_kept_for_a_lost_client_is_taken_and_names_to_be_removed_go_first() {
     let temporary = owned("t").options(CreateOptions::NON_DIRECTORY_FILE | CreateOptions::DELETE_ON_CLOSE);
     id(&mut b, &temporary).unwrap();
     let new = owned("t").disposition(CreateDisposition::CREATE);
-    id(&mut c, &new).expect("the name went with the open that was to remove it");
+    id(&mut c, &new).expect("the takeover completes the pending delete");
 }

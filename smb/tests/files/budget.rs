@@ -49,7 +49,7 @@ impl Drop for Counted {
 }
 
 /// Has the server grant `client` all the credits there are.
-fn rich(client: &mut Client) {
+fn request_all_credits(client: &mut Client) {
     let mut header = client.header(Command::ECHO, 1);
     header.credits = u16::MAX;
     let message = client.message(header, &[4, 0, 0, 0]);
@@ -106,7 +106,7 @@ fn plain(client: &mut Client, name: &str) -> FileId {
     create::Response::parse(&answer.message).unwrap().file_id
 }
 
-fn give_up(client: &mut Client) {
+fn acknowledge_lease_break(client: &mut Client) {
     let mut body = Vec::new();
     Acknowledge::Lease(LeaseBreakAcknowledgment { lease_key: KEY, lease_state: LeaseState::empty() })
         .encode(&mut body);
@@ -115,11 +115,11 @@ fn give_up(client: &mut Client) {
 }
 
 #[test]
-fn writes_behind_a_create_that_waits_stay_within_the_limit_of_a_connection() {
+fn writes_behind_a_waiting_create_are_limited_per_connection() {
     let mut lab = Lab::caching();
     let (mut holder, mut hostile, mut other) = (lab.client_of(1), lab.client_of(2), lab.client_of(3));
     leased(&mut holder, "f");
-    rich(&mut hostile);
+    request_all_credits(&mut hostile);
     let live = Arc::default();
     let (mut waiting, mut refused) = (0, 0);
     for _ in 0..511 {
@@ -134,7 +134,7 @@ fn writes_behind_a_create_that_waits_stay_within_the_limit_of_a_connection() {
             }
         }
         assert!(live.load(Ordering::Relaxed) <= PARKED_BYTES_PER_CONNECTION_MAX);
-        assert!(hostile.connection.pinned_bytes() >= live.load(Ordering::Relaxed), "all of it is counted");
+        assert!(hostile.connection.pinned_bytes() >= live.load(Ordering::Relaxed), "all frames are counted");
     }
     assert!(waiting > 0 && refused > 0, "{waiting} wait, {refused} were refused");
     // Others are served, and small requests of the hostile client can wait.
@@ -145,14 +145,14 @@ fn writes_behind_a_create_that_waits_stay_within_the_limit_of_a_connection() {
     let waits = hostile.call(Command::LOCK, &lock_body(own, &[(0, 1, EXCLUSIVE)])).unwrap();
     assert_eq!(waits.status(), NtStatus::PENDING);
     close(&mut other, theirs).unwrap();
-    give_up(&mut holder);
+    acknowledge_lease_break(&mut holder);
     lab.deliver(&mut [&mut holder, &mut hostile, &mut other]);
     assert_eq!(live.load(Ordering::Relaxed), 0, "all is answered");
     assert_eq!(hostile.connection.pinned_bytes(), 0);
 }
 
 #[test]
-fn the_connections_of_one_volume_leave_room_for_other_volumes() {
+fn parked_requests_of_one_volume_leave_room_for_other_volumes() {
     const MIB: u32 = 1 << 20;
     let mut lab = Lab::caching();
     lab.server.add_volume(volume("third", FsHandle(Arc::new(())))).unwrap();
@@ -162,7 +162,7 @@ fn the_connections_of_one_volume_leave_room_for_other_volumes() {
     let mut refused = 0;
     let mut clients: Vec<Client> = (0..40).map(|_| lab.client_of(2)).collect();
     for hostile in &mut clients {
-        rich(hostile);
+        request_all_credits(hostile);
         for _ in 0..2 {
             assert!(receive(hostile, |c| create_and_write(c, "f", 7 * MIB), &live));
         }
@@ -199,11 +199,11 @@ fn listing(client: &mut Client, directory: FileId) -> Vec<u8> {
 }
 
 #[test]
-fn answers_that_are_being_made_count() {
+fn answers_in_preparation_count_against_the_connection_limit() {
     let mut lab = Lab::new();
     let mut hostile = lab.client();
     let listed = directory("d").access(AccessMask::FILE_LIST_DIRECTORY).id(&mut hostile);
-    rich(&mut hostile);
+    request_all_credits(&mut hostile);
     let mut taken = 0;
     // The backend is slow: the server answers nothing in the meantime.
     while taken < 63 && hostile.connection.pinned_bytes() <= PINNED_BYTES_PER_CONNECTION_MAX {
@@ -212,19 +212,19 @@ fn answers_that_are_being_made_count() {
         taken += 1;
     }
     let most = PINNED_BYTES_PER_CONNECTION_MAX / u64::from(IO_BYTES_MAX);
-    assert!((most..=most + 1).contains(&taken), "{taken} answers of 8 MiB are made at a time");
+    assert!((most..=most + 1).contains(&taken), "{taken} answers of 8 MiB are prepared at a time");
     hostile.run().unwrap();
     assert_eq!(hostile.answers.len() as u64, taken, "all are answered");
     assert_eq!(hostile.connection.pinned_bytes(), 0);
 }
 
 #[test]
-fn the_answers_of_a_compound_fit_a_frame() {
+fn answers_to_a_compound_must_fit_in_one_frame() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
     write(&mut c, f, (IO_BYTES_MAX - 1).into(), b"x").unwrap();
-    rich(&mut c);
+    request_all_credits(&mut c);
     let mut frame = Vec::new();
     for last in [false, false, true] {
         let header = c.header(Command::READ, (IO_BYTES_MAX / 65_536) as u16);

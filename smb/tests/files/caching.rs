@@ -143,7 +143,7 @@ fn acknowledge_oplock(client: &mut Client, file_id: FileId, oplock_level: Oplock
 }
 
 #[test]
-fn nothing_is_granted_where_caching_is_off() {
+fn no_oplock_or_lease_is_granted_without_caching() {
     let mut lab = Lab::new();
     let mut client = Client::new(&lab.server, 1, Dialect::SMB3_1_1);
     let answer = client.negotiate().unwrap();
@@ -156,7 +156,7 @@ fn nothing_is_granted_where_caching_is_off() {
 }
 
 #[test]
-fn leasing_is_announced_where_the_dialect_has_it() {
+fn leasing_is_announced_from_smb_2_1_on() {
     let lab = Lab::caching();
     for (id, dialect, expected) in
         [(1, Dialect::SMB2_0_2, false), (2, Dialect::SMB2_1, true), (3, Dialect::SMB3_1_1, true)]
@@ -169,7 +169,7 @@ fn leasing_is_announced_where_the_dialect_has_it() {
 }
 
 #[test]
-fn what_is_granted_to_who_is_alone() {
+fn oplocks_and_leases_granted_to_a_sole_opener() {
     let mut lab = Lab::caching();
     let mut a = lab.client_of(1);
     for level in [OplockLevel::NONE, OplockLevel::II, OplockLevel::EXCLUSIVE, OplockLevel::BATCH] {
@@ -193,19 +193,19 @@ fn what_is_granted_to_who_is_alone() {
 }
 
 #[test]
-fn a_key_belongs_to_one_file_of_one_client() {
+fn a_lease_key_belongs_to_one_file_of_one_client() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let (f, _) = leased(&mut a, "f", 1, RH);
     assert_eq!(send(&mut a, &lease(file("g"), 1, R)).unwrap_err(), NtStatus::INVALID_PARAMETER);
-    assert_eq!(lab.memory.contents("g"), None, "nothing is left of the attempt");
+    assert_eq!(lab.memory.contents("g"), None, "the refused open creates no file");
     leased(&mut b, "g", 1, R);
     close(&mut a, f).unwrap();
     leased(&mut a, "g", 1, R);
 }
 
 #[test]
-fn a_lease_is_upgraded_by_what_contains_it_and_never_lowered() {
+fn a_lease_is_upgraded_to_a_superset_and_never_downgraded() {
     let mut lab = Lab::caching();
     let mut a = lab.client_of(1);
     for (held, asked, expected) in [
@@ -226,7 +226,7 @@ fn a_lease_is_upgraded_by_what_contains_it_and_never_lowered() {
 }
 
 #[test]
-fn who_opens_waits_until_a_batch_oplock_is_given_up_and_sees_what_was_written_before() {
+fn open_waits_for_the_batch_oplock_break_and_sees_earlier_writes() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let held = oplock(&mut a, "f", OplockLevel::BATCH);
@@ -251,7 +251,7 @@ fn who_opens_waits_until_a_batch_oplock_is_given_up_and_sees_what_was_written_be
 }
 
 #[test]
-fn who_looks_at_attributes_only_breaks_nothing_and_gets_no_oplock() {
+fn an_attribute_only_open_breaks_nothing_and_gets_no_oplock() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let held = oplock(&mut a, "f", OplockLevel::BATCH);
@@ -263,7 +263,7 @@ fn who_looks_at_attributes_only_breaks_nothing_and_gets_no_oplock() {
 }
 
 #[test]
-fn a_client_that_does_not_answer_loses_what_it_held() {
+fn an_unacknowledged_break_revokes_the_oplock_or_lease_on_timeout() {
     for use_lease in [false, true] {
         let mut lab = Lab::caching();
         let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
@@ -293,7 +293,7 @@ fn a_client_that_does_not_answer_loses_what_it_held() {
 }
 
 #[test]
-fn writers_have_others_forget_what_they_have_read() {
+fn writes_locks_and_size_changes_break_read_caching_of_others() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let changes: [fn(&mut Client, FileId); 3] = [
@@ -312,11 +312,11 @@ fn writers_have_others_forget_what_they_have_read() {
         let (held, state) = leased(&mut a, "f", 1, RH);
         assert_eq!(state, RH);
         let (writer, state) = leased(&mut b, "f", 2, RWH);
-        assert_eq!(state, RH, "who writes later is alone");
+        assert_eq!(state, RH, "write caching needs a sole opener");
         change(&mut b, writer);
         lab.deliver(&mut [&mut a, &mut b]);
         assert_eq!(lease_broken(&mut a), (RH, NONE, true));
-        assert!(b.answers.is_empty(), "one's own lease stays");
+        assert!(b.answers.is_empty(), "the writer's own lease stays");
         close(&mut a, held).unwrap();
         let (held, _) = leased(&mut a, "g", 3, R);
         let (other, _) = leased(&mut b, "g", 4, R);
@@ -331,7 +331,7 @@ fn writers_have_others_forget_what_they_have_read() {
 }
 
 #[test]
-fn a_file_with_locks_is_not_read_from_a_cache() {
+fn byte_range_locks_within_the_file_prevent_read_caching() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let plain = oplock(&mut a, "f", OplockLevel::NONE);
@@ -346,7 +346,7 @@ fn a_file_with_locks_is_not_read_from_a_cache() {
 }
 
 #[test]
-fn who_is_kept_out_by_a_handle_has_it_closed_and_is_judged_again() {
+fn a_sharing_conflict_is_rechecked_after_the_handle_lease_break() {
     for closes in [true, false] {
         let mut lab = Lab::caching();
         let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
@@ -369,7 +369,7 @@ fn who_is_kept_out_by_a_handle_has_it_closed_and_is_judged_again() {
 }
 
 #[test]
-fn a_lease_that_is_to_be_given_up_further_goes_in_steps() {
+fn a_lease_is_broken_in_steps_one_notification_at_a_time() {
     let mut lab = Lab::caching();
     let (mut a, mut b, mut c) = (lab.client_of(1), lab.client_of(2), lab.client_of(3));
     leased(&mut a, "f", 1, RWH);
@@ -378,7 +378,7 @@ fn a_lease_that_is_to_be_given_up_further_goes_in_steps() {
     waits(&mut c, Command::CREATE, &body(&overwrite, OplockLevel::NONE));
     lab.deliver(&mut [&mut a, &mut b, &mut c]);
     assert_eq!(lease_broken(&mut a), (RWH, RH, true));
-    assert!(a.answers.is_empty(), "one at a time");
+    assert!(a.answers.is_empty(), "one break at a time");
     let flags = send(&mut a, &lease(file("f"), 1, RWH)).unwrap().lease.unwrap();
     assert_eq!((flags.lease_state, flags.lease_flags), (RWH, LeaseFlags::BREAK_IN_PROGRESS));
     for more in [RWH, RW, W] {
@@ -396,7 +396,7 @@ fn a_lease_that_is_to_be_given_up_further_goes_in_steps() {
 }
 
 #[test]
-fn epochs_count_changes_and_parent_keys_are_answered() {
+fn lease_epochs_count_changes_and_parent_keys_are_returned() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let second = |state, lease_flags| {
@@ -418,11 +418,11 @@ fn epochs_count_changes_and_parent_keys_are_answered() {
     assert_eq!((notification.new_epoch, notification.lease_key), (0x4714, [1; 16]));
     let mut other = lab.client_of(3);
     let plain = send(&mut other, &lease(file("g"), 1, R)).unwrap().lease.unwrap();
-    assert_eq!(plain.v2, None, "version 1 is answered by version 1");
+    assert_eq!(plain.v2, None, "a version 1 request gets a version 1 answer");
 }
 
 #[test]
-fn oplocks_and_leases_leave_each_other_what_both_can_keep() {
+fn oplocks_and_leases_coexist_at_compatible_levels() {
     for (held, asked, left, granted_level) in [
         (R, OplockLevel::BATCH, R, OplockLevel::II),
         (RH, OplockLevel::BATCH, RH, OplockLevel::NONE),
@@ -447,7 +447,7 @@ fn oplocks_and_leases_leave_each_other_what_both_can_keep() {
 }
 
 #[test]
-fn a_break_goes_out_again_on_another_channel_when_its_own_is_lost_or_silent() {
+fn a_break_is_resent_on_another_channel_if_its_own_is_lost_or_silent() {
     for lost in [true, false] {
         let mut lab = Lab::caching();
         let mut a = lab.client_of(1);
@@ -473,7 +473,7 @@ fn a_break_goes_out_again_on_another_channel_when_its_own_is_lost_or_silent() {
 }
 
 #[test]
-fn a_change_that_finds_no_place_midway_ends_what_others_have_read() {
+fn a_partial_write_or_copy_on_a_full_disk_breaks_read_caching() {
     for copies in [false, true] {
         let mut lab = Lab::caching();
         let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
@@ -491,13 +491,13 @@ fn a_change_that_finds_no_place_midway_ends_what_others_have_read() {
         }
         lab.deliver(&mut [&mut a, &mut b]);
         let contents = lab.memory.contents("f").unwrap();
-        assert!(contents.ends_with(b"\0da"), "half of it is there");
+        assert!(contents.ends_with(b"\0da"), "the part that fits is written");
         assert_eq!(lease_broken(&mut a), (R, NONE, false), "copies: {copies}");
     }
 }
 
 #[test]
-fn a_step_of_the_wall_clock_ends_no_wait() {
+fn a_wall_clock_step_does_not_expire_a_break() {
     let mut lab = Lab::caching();
     let (mut a, mut b, mut c) = (lab.client_of(1), lab.client_of(2), lab.client_of(3));
     leased(&mut a, "f", 1, RWH);
@@ -512,7 +512,7 @@ fn a_step_of_the_wall_clock_ends_no_wait() {
         close(&mut c, other).unwrap();
         lab.server.tick(start() + SECOND);
         lab.deliver(&mut [&mut a, &mut b]);
-        assert!(b.answers.is_empty(), "the holder has its time");
+        assert!(b.answers.is_empty(), "the holder still has time");
     }
     assert_eq!(lease_broken(&mut a), (RWH, RH, true));
     assert_eq!(acknowledge_lease(&mut a, 1, RH), NtStatus::SUCCESS);
@@ -521,7 +521,7 @@ fn a_step_of_the_wall_clock_ends_no_wait() {
 }
 
 #[test]
-fn each_of_many_silent_channels_is_asked_before_a_break_is_given_up() {
+fn a_break_is_sent_once_on_every_channel_before_it_times_out() {
     let mut lab = Lab::caching();
     let mut a = lab.client_of(1);
     let mut others: Vec<_> = (1..CHANNELS_PER_SESSION_MAX).map(|_| lab.channel(&a)).collect();
@@ -535,12 +535,12 @@ fn each_of_many_silent_channels_is_asked_before_a_break_is_given_up() {
     }
     for channel in others.iter_mut().chain([&mut a]) {
         assert_eq!(lease_broken(channel), (RWH, RH, true));
-        assert!(channel.answers.is_empty(), "asked once");
+        assert!(channel.answers.is_empty(), "notified once");
     }
 }
 
 #[test]
-fn a_break_is_sent_again_on_further_channels_in_order_as_channels_are_lost() {
+fn a_break_is_resent_channel_by_channel_as_channels_fail() {
     let mut lab = Lab::caching();
     let mut a = lab.client_of(1);
     let mut others: Vec<_> = (1..6).map(|_| lab.channel(&a)).collect();
@@ -559,17 +559,17 @@ fn a_break_is_sent_again_on_further_channels_in_order_as_channels_are_lost() {
     assert_eq!(asked(&others), 1, "the first was silent");
     a.disconnect();
     deliver(&lab, &mut a, &mut others);
-    assert_eq!(asked(&others), 1, "the second has its time");
+    assert_eq!(asked(&others), 1, "the second still has time");
     lab.server.tick(start() + 5 * SECOND + SECOND / 10);
     deliver(&lab, &mut a, &mut others);
     assert_eq!(asked(&others), 1, "not at once");
     lab.server.tick(start() + 6 * SECOND);
     lab.server.tick(start() + 7 * SECOND);
     deliver(&lab, &mut a, &mut others);
-    assert_eq!(asked(&others), 2, "one for the one that is lost");
+    assert_eq!(asked(&others), 2, "one resend for the lost channel");
     lab.server.tick(start() + 10 * SECOND);
     deliver(&lab, &mut a, &mut others);
-    assert_eq!(asked(&others), 3, "the clock goes on");
+    assert_eq!(asked(&others), 3, "the resend timer continues");
     for channel in &mut others {
         channel.disconnect();
     }
@@ -578,7 +578,7 @@ fn a_break_is_sent_again_on_further_channels_in_order_as_channels_are_lost() {
 }
 
 #[test]
-fn a_break_that_is_on_its_way_to_a_lost_channel_takes_another() {
+fn a_break_queued_for_a_lost_channel_is_sent_on_another() {
     let mut lab = Lab::caching();
     let mut a = lab.client_of(1);
     let mut second = lab.channel(&a);
@@ -593,7 +593,7 @@ fn a_break_that_is_on_its_way_to_a_lost_channel_takes_another() {
 }
 
 #[test]
-fn a_client_that_is_lost_holds_nothing() {
+fn a_lost_client_no_longer_holds_its_lease() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     leased(&mut a, "f", 1, RWH);
@@ -605,7 +605,7 @@ fn a_client_that_is_lost_holds_nothing() {
 }
 
 #[test]
-fn a_create_that_waits_can_be_cancelled_and_leaves_nothing() {
+fn a_waiting_create_can_be_cancelled_and_leaves_no_open() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let held = oplock(&mut a, "f", OplockLevel::BATCH);
@@ -625,7 +625,7 @@ fn a_create_that_waits_can_be_cancelled_and_leaves_nothing() {
 }
 
 #[test]
-fn a_create_that_waits_does_not_break_its_compound() {
+fn a_compound_continues_after_a_waiting_create() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let held = oplock(&mut a, "f", OplockLevel::BATCH);
@@ -649,7 +649,7 @@ fn a_create_that_waits_does_not_break_its_compound() {
 }
 
 #[test]
-fn names_change_and_go_once_others_have_closed_what_they_keep_for_the_cache() {
+fn rename_and_delete_wait_for_others_to_close_cached_handles() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let d = send(&mut b, &body(&directory("d"), OplockLevel::NONE)).unwrap();
@@ -688,7 +688,7 @@ fn names_change_and_go_once_others_have_closed_what_they_keep_for_the_cache() {
 }
 
 #[test]
-fn who_opens_to_delete_has_others_close_first() {
+fn an_open_with_delete_on_close_breaks_handle_caching_first() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let (held, _) = leased(&mut a, "f", 1, RH);
@@ -704,7 +704,7 @@ fn who_opens_to_delete_has_others_close_first() {
 }
 
 #[test]
-fn what_a_holder_deletes_before_it_lets_go_is_not_found() {
+fn a_waiting_open_does_not_find_a_file_that_the_holder_deleted() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let held = oplock(&mut a, "f", OplockLevel::BATCH);
@@ -718,7 +718,7 @@ fn what_a_holder_deletes_before_it_lets_go_is_not_found() {
 }
 
 #[test]
-fn an_overwrite_breaks_the_lease_of_a_client_that_reads_meanwhile() {
+fn an_overwrite_breaks_a_lease_granted_during_its_truncation() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let made = oplock(&mut a, "f", OplockLevel::NONE);
@@ -735,7 +735,7 @@ fn an_overwrite_breaks_the_lease_of_a_client_that_reads_meanwhile() {
 }
 
 #[test]
-fn breaks_are_sealed_where_the_session_is() {
+fn breaks_are_sealed_on_sealed_sessions() {
     let mut lab = Lab::caching_with(Encryption::Required);
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     leased(&mut a, "f", 1, RWH);
@@ -746,7 +746,7 @@ fn breaks_are_sealed_where_the_session_is() {
 }
 
 #[test]
-fn acknowledgments_out_of_form_are_refused() {
+fn invalid_acknowledgments_are_refused() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let held = oplock(&mut a, "f", OplockLevel::EXCLUSIVE);
@@ -760,7 +760,7 @@ fn acknowledgments_out_of_form_are_refused() {
     assert_eq!(
         acknowledge_oplock(&mut a, held.id, OplockLevel::BATCH),
         NtStatus::INVALID_OPLOCK_PROTOCOL,
-        "and holds nothing any more"
+        "and no longer has an oplock"
     );
     lab.deliver(&mut [&mut a, &mut b]);
     assert_eq!(granted(&waited(&mut b)).unwrap().level, OplockLevel::II);

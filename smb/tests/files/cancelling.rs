@@ -28,14 +28,14 @@ fn cancel(session_id: u64, async_id: u64, flags: HeaderFlags) -> Header {
 /// Sends a CANCEL without the protection that `client` uses. Returns whether the request was cancelled.
 fn in_clear(client: &mut Client, header: Header) -> bool {
     let message = client.message(header, &[4, 0, 0, 0]);
-    client.send_raw(message).expect("the connection goes on");
+    client.send_raw(message).expect("the connection stays open");
     cancelled(client)
 }
 
 /// Sends a CANCEL with the protection that `client` uses. Returns whether the request was cancelled.
 fn protected(client: &mut Client, header: Header) -> bool {
     let message = client.message(header, &[4, 0, 0, 0]);
-    client.send(message).expect("the connection goes on");
+    client.send(message).expect("the connection stays open");
     cancelled(client)
 }
 
@@ -52,7 +52,7 @@ fn cancelled(client: &mut Client) -> bool {
 const NONE: HeaderFlags = HeaderFlags::empty();
 
 #[test]
-fn a_wrong_signature_cancels_nothing() {
+fn a_cancel_with_a_wrong_signature_is_ignored() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let (fa, fb) = (file("f").id(&mut a), file("f").id(&mut b));
@@ -65,7 +65,7 @@ fn a_wrong_signature_cancels_nothing() {
 }
 
 #[test]
-fn a_session_that_signs_is_not_cancelled_in_clear() {
+fn an_unsigned_cancel_is_ignored_where_signing_is_required() {
     let mut lab = Lab::with(|volume| volume.protection = Protection::Sign);
     let (mut a, mut b) = (lab.client(), lab.client());
     (a.sign, b.sign) = (true, true);
@@ -79,7 +79,7 @@ fn a_session_that_signs_is_not_cancelled_in_clear() {
 }
 
 #[test]
-fn a_session_that_seals_is_not_cancelled_in_clear() {
+fn an_unsealed_cancel_is_ignored_where_sealing_is_required() {
     let mut lab = Lab::of(ServerConfig { encryption: Encryption::Required, ..config() }, |_| {});
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let (fa, fb) = (file("f").id(&mut a), file("f").id(&mut b));
@@ -91,7 +91,7 @@ fn a_session_that_seals_is_not_cancelled_in_clear() {
 }
 
 #[test]
-fn what_was_asked_for_under_seal_is_not_cancelled_in_clear() {
+fn a_sealed_request_is_not_cancelled_by_an_unsealed_cancel() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let (fa, fb) = (file("f").id(&mut a), file("f").id(&mut b));
@@ -104,7 +104,7 @@ fn what_was_asked_for_under_seal_is_not_cancelled_in_clear() {
 }
 
 #[test]
-fn no_session_cancels_for_another() {
+fn a_cancel_from_another_session_is_ignored() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let (fa, fb) = (file("f").id(&mut a), file("f").id(&mut b));

@@ -106,7 +106,7 @@ fn copies_need_rights_and_respect_locks() {
 }
 
 #[test]
-fn ranges_are_zeroed_and_found() {
+fn ranges_are_zeroed_and_allocated_ranges_are_reported() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
@@ -129,7 +129,7 @@ fn ranges_are_zeroed_and_found() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said() {
+fn unsupported_fsctls_return_the_specified_status() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let (f, g) = (file("f").id(&mut c), file("g").id(&mut c));
@@ -147,7 +147,7 @@ fn what_cannot_be_done_is_said() {
 }
 
 #[test]
-fn a_file_is_marked_sparse_until_it_is_said_not_to_be() {
+fn a_file_stays_sparse_until_set_sparse_clears_it() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);

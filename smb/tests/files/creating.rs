@@ -11,7 +11,7 @@ use forebay_smb::wire::{
 use crate::calls::{ALL, Lab, SHARE_ALL, close, compound, compound_with, directory, file, write, write_body};
 
 #[test]
-fn dispositions_find_make_and_overwrite() {
+fn dispositions_open_create_and_overwrite() {
     use CreateDisposition as D;
     let mut lab = Lab::new();
     let mut c = lab.client();
@@ -125,7 +125,7 @@ fn files_and_directories_are_distinguished() {
 }
 
 #[test]
-fn names_that_cannot_be_are_refused() {
+fn invalid_names_are_refused() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     for (name, status) in [
@@ -149,7 +149,7 @@ fn names_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn senseless_requests_are_refused() {
+fn invalid_create_parameters_are_refused() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = || file("f");
@@ -168,7 +168,7 @@ fn senseless_requests_are_refused() {
     assert_eq!(bad.send(&mut c), Err(NtStatus::BAD_IMPERSONATION_LEVEL));
     let temporary = directory("d").attributes(FileAttributes::TEMPORARY);
     assert_eq!(temporary.send(&mut c), Err(NtStatus::INVALID_PARAMETER));
-    assert_eq!(lab.memory.contents("f"), None, "nothing was made on the way");
+    assert_eq!(lab.memory.contents("f"), None, "no file was created");
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn contexts_are_answered_honoured_or_ignored() {
 }
 
 #[test]
-fn a_read_only_volume_stays_as_it_is() {
+fn a_read_only_volume_refuses_changes() {
     let mut lab = Lab::with(|v| v.read_only = true);
     let mut c = lab.client();
     let open = directory("").disposition(CreateDisposition::OPEN).access(AccessMask::MAXIMUM_ALLOWED);
@@ -217,7 +217,7 @@ fn a_read_only_volume_stays_as_it_is() {
 }
 
 #[test]
-fn what_was_made_and_refused_leaves_nothing_behind() {
+fn a_create_that_fails_after_a_tree_disconnect_leaves_no_file() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     // The tree is disconnected while the backend works on the request.
@@ -237,7 +237,7 @@ fn what_was_made_and_refused_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_compound_opens_uses_and_closes() {
+fn a_compound_creates_writes_and_closes_a_file() {
     let mut lab = Lab::new();
     for dialect in [Dialect::SMB2_0_2, Dialect::SMB3_1_1] {
         let mut c = lab.dialect(dialect);
@@ -265,7 +265,7 @@ fn a_compound_opens_uses_and_closes() {
 
 /// [MS-SMB2] 3.3.5.2.7.2: the FileId is that of the previous request, regardless of the FileId in the request.
 #[test]
-fn a_related_request_is_about_the_file_of_the_one_before() {
+fn a_related_request_uses_the_file_of_the_previous_request() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let other = file("other").id(&mut c);
@@ -289,7 +289,7 @@ fn a_related_request_is_about_the_file_of_the_one_before() {
 }
 
 #[test]
-fn related_requests_need_something_to_relate_to() {
+fn related_requests_require_a_valid_previous_request() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let id = file("f").id(&mut c);

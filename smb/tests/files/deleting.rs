@@ -21,7 +21,7 @@ fn removes(op: &FsOpKind) -> bool {
 }
 
 #[test]
-fn a_file_goes_with_its_last_open() {
+fn a_file_is_deleted_at_its_last_close() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let (fa, fb) = (file("f").id(&mut a), file("f").id(&mut b));
@@ -47,7 +47,7 @@ fn dispose(client: &mut Client, id: FileId, flags: DispositionFlags) -> Result<(
 }
 
 #[test]
-fn with_posix_semantics_a_name_goes_before_others_have_closed_the_file() {
+fn posix_delete_removes_the_name_before_other_opens_close() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let info = query_fs_attributes(&mut a);
@@ -72,7 +72,7 @@ fn with_posix_semantics_a_name_goes_before_others_have_closed_the_file() {
     delete_pending(&mut b, fb, true).unwrap();
     close(&mut b, fb).unwrap();
     close(&mut b, s).unwrap();
-    assert_eq!(lab.memory.contents("f").as_deref(), Some(&b"new"[..]), "that is not theirs");
+    assert_eq!(lab.memory.contents("f").as_deref(), Some(&b"new"[..]), "a new file of the same name");
     close(&mut a, new).unwrap();
     assert_eq!(lab.server.volume_uses().iter().map(|v| v.open_files).sum::<u64>(), 0);
 }
@@ -86,7 +86,7 @@ fn query_fs_attributes(client: &mut Client) -> FileSystemAttributes {
 }
 
 #[test]
-fn a_mind_can_be_changed() {
+fn a_pending_delete_can_be_withdrawn() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
@@ -97,7 +97,7 @@ fn a_mind_can_be_changed() {
 }
 
 #[test]
-fn delete_on_close_waits_for_that_close() {
+fn delete_on_close_marks_the_file_and_the_last_close_deletes_it() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let doomed = file("f").option(CreateOptions::DELETE_ON_CLOSE).id(&mut c);
@@ -110,7 +110,7 @@ fn delete_on_close_waits_for_that_close() {
 }
 
 #[test]
-fn a_lost_connection_deletes_what_it_had_promised_to() {
+fn a_lost_connection_deletes_its_delete_on_close_files() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     file("f").option(CreateOptions::DELETE_ON_CLOSE).id(&mut c);
@@ -120,7 +120,7 @@ fn a_lost_connection_deletes_what_it_had_promised_to() {
 }
 
 #[test]
-fn directories_must_be_empty() {
+fn only_empty_directories_are_deleted() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let d = directory("d").id(&mut c);
@@ -142,7 +142,7 @@ fn directories_must_be_empty() {
 }
 
 #[test]
-fn not_everything_can_be_deleted() {
+fn deletion_is_refused_for_read_only_files_the_root_and_missing_rights() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let readonly = file("f").attributes(FileAttributes::READONLY);
@@ -163,7 +163,7 @@ fn not_everything_can_be_deleted() {
 }
 
 #[test]
-fn a_close_tells_that_the_name_could_not_be_removed() {
+fn close_reports_a_failed_unlink() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
@@ -174,13 +174,13 @@ fn a_close_tells_that_the_name_could_not_be_removed() {
         false => backend(op),
     });
     assert_eq!(close(&mut c, f), Err(NtStatus::UNEXPECTED_IO_ERROR));
-    assert!(lab.server.open_infos(None).is_empty(), "the open has ended all the same");
+    assert!(lab.server.open_infos(None).is_empty(), "the open has ended regardless");
     let again = file("f").disposition(CreateDisposition::OPEN).id(&mut c);
-    assert_eq!(close(&mut c, again), Ok(()), "the name stays, and nothing wants it to go any more");
+    assert_eq!(close(&mut c, again), Ok(()), "the name stays, and no delete is pending");
 }
 
 #[test]
-fn a_name_is_in_use_until_the_backend_has_removed_it_also_where_its_connection_was_lost() {
+fn a_lost_connections_delete_is_pending_until_the_backend_unlinks() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     file("f").option(CreateOptions::DELETE_ON_CLOSE).id(&mut a);
@@ -192,7 +192,7 @@ fn a_name_is_in_use_until_the_backend_has_removed_it_also_where_its_connection_w
 }
 
 #[test]
-fn a_name_that_was_removed_while_it_was_being_opened_is_not_opened() {
+fn an_open_fails_if_the_name_is_removed_during_the_open() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let f = file("f").id(&mut a);

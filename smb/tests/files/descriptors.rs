@@ -55,7 +55,7 @@ fn may(client: &mut Client, open: Open<'_>, access: AccessMask) -> Result<(), Nt
 }
 
 #[test]
-fn a_list_grants_and_denies() {
+fn a_dacl_grants_and_denies_access() {
     let mut lab = Lab::new();
     let mut client = lab.client();
     let list = vec![
@@ -83,7 +83,7 @@ fn a_list_grants_and_denies() {
 }
 
 #[test]
-fn what_a_create_does_to_a_file_needs_its_right() {
+fn overwrite_delete_and_stream_opens_need_rights_from_the_dacl() {
     let mut lab = Lab::new();
     let mut client = lab.client();
     // The directory's list does not grant deletion either.
@@ -118,7 +118,7 @@ fn what_a_create_does_to_a_file_needs_its_right() {
 }
 
 #[test]
-fn a_directory_decides_about_its_names() {
+fn directory_dacls_control_new_names_and_are_inherited() {
     let mut lab = Lab::new();
     let mut client = lab.client();
     let flags = AceFlags::OBJECT_INHERIT;
@@ -135,7 +135,7 @@ fn a_directory_decides_about_its_names() {
 }
 
 #[test]
-fn clients_with_the_posix_extensions_enforce_permission_bits_instead() {
+fn posix_clients_are_not_checked_against_the_dacl() {
     let mut lab = Lab::new();
     let mut client = lab.client();
     with_aces(&mut client, &file("a"), vec![everyone(READ)]);
@@ -146,22 +146,22 @@ fn clients_with_the_posix_extensions_enforce_permission_bits_instead() {
 }
 
 #[test]
-fn a_volume_without_attributes_keeps_no_list() {
-    let says_so = |client: &mut Client, id| {
+fn a_volume_without_extended_attributes_stores_no_dacl() {
+    let announces_acls = |client: &mut Client, id| {
         let bytes = query_fs(client, id, FsInformationClass::FILE_FS_ATTRIBUTE_INFORMATION, 4096).unwrap();
         let info = FileFsAttributeInformation::parse(&bytes).unwrap();
         info.file_system_attributes.contains(FileSystemAttributes::PERSISTENT_ACLS)
     };
     let mut with = Lab::new().client();
     let id = file("a").id(&mut with);
-    assert!(says_so(&mut with, id));
+    assert!(announces_acls(&mut with, id));
     let mut lab = Lab::with(|volume| volume.extended_attributes = false);
     let mut client = lab.client();
     let id = file("a").id(&mut client);
-    assert!(!says_so(&mut client, id));
+    assert!(!announces_acls(&mut client, id));
     let list = encoded(&with_list(vec![everyone(READ)]));
     assert_eq!(set_security(&mut client, id, DACL, &list), Err(NtStatus::NOT_SUPPORTED));
     let given = file("b").context(RequestContext::SdBuffer(&list)).id(&mut client);
-    assert_eq!(aces(&mut client, given).len(), 2, "the list that every file has");
+    assert_eq!(aces(&mut client, given).len(), 2, "the default DACL");
     assert_eq!(may(&mut client, file("b"), WRITE), Ok(()));
 }

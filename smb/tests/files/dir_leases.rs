@@ -106,7 +106,7 @@ fn link(client: &mut Client, id: FileId, to: &str) {
 }
 
 #[test]
-fn it_is_announced_to_clients_of_smb_3_that_can_do_it() {
+fn directory_leasing_is_announced_to_capable_smb3_clients() {
     let capabilities = |caching, dialect, can| {
         let lab = Lab::of(ServerConfig { caching, min_dialect: Dialect::SMB2_0_2, ..config() }, |_| {});
         let mut client = Client::new(&lab.server, 1, dialect);
@@ -150,7 +150,7 @@ fn at_most_read_and_handle_caching_is_granted() {
 }
 
 #[test]
-fn oplocks_and_leases_of_version_1_are_not_granted_nor_is_anything_without_the_capability() {
+fn only_v2_leases_of_capable_clients_are_granted_on_directories() {
     let mut lab = Lab::caching();
     let (mut a, mut without) = (client(&mut lab, 1), lab.client_of(2));
     let nothing = |client: &mut Client, body: &[u8]| {
@@ -167,14 +167,14 @@ fn oplocks_and_leases_of_version_1_are_not_granted_nor_is_anything_without_the_c
     body[3] = OplockLevel::LEASE.0;
     nothing(&mut a, &body);
     send(&mut a, &with_lease(file("g"), D, RH, None)).unwrap();
-    assert_eq!(send(&mut a, &body).unwrap_err(), NtStatus::INVALID_PARAMETER, "the key is of another file");
+    assert_eq!(send(&mut a, &body).unwrap_err(), NtStatus::INVALID_PARAMETER, "the key of another file");
     nothing(&mut without, &with_lease(cached("d"), D, RH, None));
     let file = send(&mut without, &with_lease(file("f"), 1, RH, None)).unwrap();
-    assert_eq!(file.lease.unwrap().lease_state, RH, "files are leased all the same");
+    assert_eq!(file.lease.unwrap().lease_state, RH, "file leases are granted");
 }
 
 #[test]
-fn it_makes_no_handle_durable() {
+fn a_directory_lease_makes_no_handle_durable() {
     let mut lab = Lab::caching();
     let mut a = client(&mut lab, 1);
     let flags = DurableFlags::empty();
@@ -222,7 +222,7 @@ fn close_of(client: &mut Client, open: &Open<'_>) {
 }
 
 #[test]
-fn what_changes_in_a_directory_breaks_it_once_and_it_can_be_granted_again() {
+fn a_change_breaks_the_lease_once_and_it_can_be_granted_again() {
     for (what, change) in CHANGES {
         let mut lab = Lab::caching();
         let (mut a, mut b) = two(&mut lab);
@@ -276,7 +276,7 @@ fn read_caching_alone_is_broken_without_an_acknowledgment() {
 }
 
 #[test]
-fn what_changes_nothing_in_it_leaves_it() {
+fn reads_and_changes_elsewhere_do_not_break_the_lease() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = two(&mut lab);
     close_of(&mut b, &file("f"));
@@ -305,7 +305,7 @@ fn what_changes_nothing_in_it_leaves_it() {
 }
 
 #[test]
-fn an_open_that_names_the_lease_of_its_directory_spares_that_one() {
+fn changes_by_an_open_with_a_parent_lease_key_spare_that_lease() {
     for same_client in [true, false] {
         let mut lab = Lab::caching();
         let (mut a, mut b) = two(&mut lab);
@@ -337,7 +337,7 @@ fn an_open_that_names_the_lease_of_its_directory_spares_that_one() {
 }
 
 #[test]
-fn a_name_that_moves_breaks_both_directories_but_the_one_it_names() {
+fn a_rename_breaks_leases_on_both_directories_except_its_parent_key() {
     for (named, breaks) in [(None, [true, true]), (Some(D), [false, true]), (Some(OTHER), [true, false])] {
         let mut lab = Lab::caching();
         let (mut a, mut b) = two(&mut lab);
@@ -367,7 +367,7 @@ fn a_name_that_moves_breaks_both_directories_but_the_one_it_names() {
 }
 
 #[test]
-fn writes_of_a_client_that_writes_later_are_reported_when_it_has_flushed_or_closed() {
+fn writes_under_write_caching_break_the_lease_at_flush_or_close() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = two(&mut lab);
     let f = opened_under(&mut b, "f", 1, RWH, None);
@@ -397,7 +397,7 @@ fn writes_of_a_client_that_writes_later_are_reported_when_it_has_flushed_or_clos
 }
 
 #[test]
-fn writes_of_a_client_that_keeps_its_file_open_are_reported_in_time() {
+fn writes_without_a_flush_break_the_lease_after_a_timeout() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = two(&mut lab);
     let f = opened_under(&mut b, "f", 1, RWH, None);
@@ -435,7 +435,7 @@ fn writes_of_a_client_that_keeps_its_file_open_are_reported_in_time() {
 }
 
 #[test]
-fn writes_that_others_see_at_once_break_each_lease_at_once() {
+fn writes_without_write_caching_break_each_lease_at_once() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = two(&mut lab);
     let f = opened_under(&mut b, "f", 1, RH, None);
@@ -463,7 +463,7 @@ fn writes_that_others_see_at_once_break_each_lease_at_once() {
 }
 
 #[test]
-fn a_name_that_goes_spares_the_lease_that_both_its_deleter_and_its_last_closer_name() {
+fn a_delete_spares_the_lease_named_by_both_deleter_and_last_closer() {
     // Whether the first or the second handle deletes, and what breaks when the second is closed.
     for (deleter, by_option, expected) in
         [(0, false, &[D, OTHER][..]), (1, false, &[D][..]), (0, true, &[D, OTHER][..]), (1, true, &[D][..])]
@@ -485,7 +485,7 @@ fn a_name_that_goes_spares_the_lease_that_both_its_deleter_and_its_last_closer_n
         }
         close(&mut a, handles[0]).unwrap();
         lab.deliver(&mut [&mut a]);
-        assert!(a.answers.is_empty(), "the name is there still");
+        assert!(a.answers.is_empty(), "the name still exists");
         close(&mut a, handles[1]).unwrap();
         lab.deliver(&mut [&mut a]);
         for key in expected {
@@ -496,7 +496,7 @@ fn a_name_that_goes_spares_the_lease_that_both_its_deleter_and_its_last_closer_n
 }
 
 #[test]
-fn no_one_waits_for_the_acknowledgment_of_a_change() {
+fn changes_and_opens_do_not_wait_for_the_acknowledgment() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = two(&mut lab);
     leased(&mut a, "d", D, RH);
@@ -516,7 +516,7 @@ fn no_one_waits_for_the_acknowledgment_of_a_change() {
 }
 
 #[test]
-fn a_client_that_does_not_answer_loses_it() {
+fn an_unacknowledged_break_revokes_the_lease_on_timeout() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = two(&mut lab);
     leased(&mut a, "d", D, RH);
@@ -529,7 +529,7 @@ fn a_client_that_does_not_answer_loses_it() {
 }
 
 #[test]
-fn a_handle_that_keeps_others_out_is_given_up() {
+fn a_conflicting_open_breaks_handle_caching() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = two(&mut lab);
     let alone = || directory("d").share(forebay_smb::wire::ShareAccess::empty());
@@ -588,7 +588,7 @@ fn rename_waits(client: &mut Client, id: FileId, to: &str) {
 }
 
 #[test]
-fn a_directory_that_moves_or_goes_is_waited_for() {
+fn rename_and_delete_wait_for_cached_directory_handles() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = two(&mut lab);
     let d = plain(&mut b, &directory("d"));
@@ -608,7 +608,7 @@ fn a_directory_that_moves_or_goes_is_waited_for() {
 }
 
 #[test]
-fn a_handle_that_keeps_a_name_out_of_a_directory_is_waited_for() {
+fn rename_into_a_directory_waits_for_a_conflicting_handle() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = two(&mut lab);
     let f = plain(&mut b, &file("f"));
@@ -620,14 +620,14 @@ fn a_handle_that_keeps_a_name_out_of_a_directory_is_waited_for() {
     assert_eq!(lease_broken(&mut a), (D, RH, R, true));
     acknowledge_lease(&mut a, D, R);
     lab.deliver(&mut [&mut a, &mut b]);
-    assert_eq!(waited(&mut b).status(), NtStatus::SHARING_VIOLATION, "it is kept");
+    assert_eq!(waited(&mut b).status(), NtStatus::SHARING_VIOLATION, "the handle stays open");
     close(&mut a, held).unwrap();
     let held = send(&mut a, &with_lease(keeps_out(), D, RH, None)).unwrap().id;
     after_close(&lab, &mut a, &mut b, held, |b| rename_waits(b, f, "d\\f"));
 }
 
 #[test]
-fn it_follows_its_directory_to_another_name() {
+fn the_lease_follows_its_directory_through_a_rename() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = two(&mut lab);
     let d = plain(&mut b, &directory("d"));
@@ -645,7 +645,7 @@ fn it_follows_its_directory_to_another_name() {
 }
 
 #[test]
-fn it_ends_with_its_last_handle_and_with_its_client() {
+fn the_lease_ends_with_its_last_handle_or_its_client() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = two(&mut lab);
     let (d, ..) = leased(&mut a, "d", D, RH);
@@ -660,7 +660,7 @@ fn it_ends_with_its_last_handle_and_with_its_client() {
 }
 
 #[test]
-fn a_name_that_goes_with_its_client_breaks_it_when_it_is_gone() {
+fn a_delete_on_close_of_a_lost_client_breaks_the_lease() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = two(&mut lab);
     plain(&mut b, &file("f").option(CreateOptions::DELETE_ON_CLOSE));

@@ -23,7 +23,7 @@ fn populate(c: &mut Client, count: usize) -> Vec<String> {
 }
 
 #[test]
-fn a_listing_is_complete_whatever_the_buffer() {
+fn a_listing_is_complete_for_any_buffer_size() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let mut expected = vec![".".to_owned(), "..".to_owned()];
@@ -41,14 +41,14 @@ fn a_listing_is_complete_whatever_the_buffer() {
             }
         }
         assert_eq!(seen, expected, "{room}");
-        assert_eq!(list(&mut c, d, "*", NONE, room), Err(NtStatus::NO_MORE_FILES), "the end stays");
+        assert_eq!(list(&mut c, d, "*", NONE, room), Err(NtStatus::NO_MORE_FILES), "the scan stays there");
         assert_eq!(list(&mut c, d, "*", Flags::RESTART_SCANS, 65536).unwrap()[..3], expected[..3]);
         close(&mut c, d).unwrap();
     }
 }
 
 #[test]
-fn flags_steer_the_scan() {
+fn query_directory_flags_control_the_scan() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     populate(&mut c, 3);
@@ -63,7 +63,7 @@ fn flags_steer_the_scan() {
 }
 
 #[test]
-fn a_plain_name_is_looked_up_and_not_searched_for() {
+fn a_pattern_without_wildcards_is_a_lookup() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     populate(&mut c, 10);
@@ -78,7 +78,7 @@ fn a_plain_name_is_looked_up_and_not_searched_for() {
 }
 
 #[test]
-fn senseless_queries_are_refused() {
+fn invalid_queries_are_refused() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     populate(&mut c, 1);
@@ -87,7 +87,7 @@ fn senseless_queries_are_refused() {
     assert_eq!(list(&mut c, d, r"a\b", NONE, 4096), Err(NtStatus::OBJECT_NAME_INVALID));
     assert_eq!(list(&mut c, d, "*", NONE, 103), Err(NtStatus::INFO_LENGTH_MISMATCH));
     assert_eq!(list(&mut c, d, "f*", NONE, 105), Err(NtStatus::INFO_LENGTH_MISMATCH));
-    assert_eq!(list(&mut c, d, "f*", NONE, 4096).unwrap().len(), 1, "and nothing was lost");
+    assert_eq!(list(&mut c, d, "f*", NONE, 4096).unwrap().len(), 1, "and no entry is skipped");
     let f = file("f").id(&mut c);
     assert_eq!(list(&mut c, f, "*", NONE, 4096), Err(NtStatus::INVALID_PARAMETER));
     let blind = directory("d").access(AccessMask::FILE_READ_ATTRIBUTES).id(&mut c);
@@ -95,7 +95,7 @@ fn senseless_queries_are_refused() {
 }
 
 #[test]
-fn what_was_deleted_before_it_was_fetched_is_not_listed() {
+fn files_deleted_during_a_scan_are_not_listed() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let names = populate(&mut c, 20);

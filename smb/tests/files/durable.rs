@@ -86,7 +86,7 @@ fn tick(lab: &Lab, now: Instant) -> Vec<bool> {
 }
 
 #[test]
-fn a_client_that_comes_back_has_its_open_with_its_locks_again() {
+fn a_reconnecting_client_reclaims_its_open_and_locks() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let open = file("f").share(ShareAccess::empty());
@@ -125,7 +125,7 @@ fn a_client_that_comes_back_has_its_open_with_its_locks_again() {
 }
 
 #[test]
-fn nothing_is_durable_without_a_handle_that_is_cached() {
+fn only_opens_with_handle_caching_are_durable() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let made = make(&mut a, &file("f").context(wanted(0, GUID))).unwrap();
@@ -139,17 +139,17 @@ fn nothing_is_durable_without_a_handle_that_is_cached() {
     assert_eq!(make(&mut a, &directory("d").context(wanted(0, GUID))).unwrap().durable, None);
     assert_eq!(make(&mut a, &file("plain")).unwrap().durable, None);
     let mut old = lab.dialect(Dialect::SMB2_1);
-    assert_eq!(make(&mut old, &file("old").context(wanted(0, GUID))).unwrap().durable, None, "SMB 3.x alone");
+    assert_eq!(make(&mut old, &file("old").context(wanted(0, GUID))).unwrap().durable, None, "SMB 3.x only");
     let first = file("first").context(RequestContext::DurableHandleRequest);
     assert_eq!(make(&mut old, &first).unwrap().durable, Some(0));
     a.disconnect();
-    assert!(lab.server.open_infos(None).iter().all(|open| open.session_id != 0), "nothing of it is kept");
+    assert!(lab.server.open_infos(None).iter().all(|open| open.session_id != 0), "nothing is preserved");
 }
 
 const NOT_FOUND: Result<Made, NtStatus> = Err(NtStatus::OBJECT_NAME_NOT_FOUND);
 
 #[test]
-fn its_user_can_flush_it_without_asking_for_it_first() {
+fn a_disconnected_open_can_be_flushed_by_its_user_before_reclaim() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let id = durable(&mut a, "f");
@@ -163,7 +163,7 @@ fn its_user_can_flush_it_without_asking_for_it_first() {
     assert_eq!(flush(&mut b, unknown), Err(NtStatus::FILE_CLOSED));
     lab.memory.take_log();
     flush(&mut b, id).unwrap();
-    assert!(!lab.memory.take_log().is_empty(), "the backend did it");
+    assert!(!lab.memory.take_log().is_empty(), "the backend flushed it");
     // It is still kept.
     assert_eq!(make(&mut b, &claim(id, GUID)).unwrap().id, id);
     crate::calls::close(&mut b, id).unwrap();
@@ -171,7 +171,7 @@ fn its_user_can_flush_it_without_asking_for_it_first() {
 }
 
 #[test]
-fn only_its_user_gets_it_and_only_by_its_names() {
+fn only_its_user_reclaims_an_open_by_file_id_and_create_guid() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let id = durable(&mut a, "f");
@@ -186,7 +186,7 @@ fn only_its_user_gets_it_and_only_by_its_names() {
     }
     let answer = b.answers.pop_front().unwrap();
     assert_eq!(answer.status(), NtStatus::OBJECT_NAME_NOT_FOUND, "it is in use");
-    assert_eq!(make(&mut a, &claim(id, GUID)), NOT_FOUND, "by the one who asks");
+    assert_eq!(make(&mut a, &claim(id, GUID)), NOT_FOUND, "by the client itself");
     a.disconnect();
     assert_eq!(make(&mut b, &claim(id, [0; 16])), NOT_FOUND);
     let unknown = FileId { persistent: id.persistent + 1, ..id };
@@ -196,12 +196,12 @@ fn only_its_user_gets_it_and_only_by_its_names() {
     let mut other = lab.back("second-user", "second-secret", 0);
     assert_eq!(make(&mut other, &claim(id, GUID)), Err(NtStatus::ACCESS_DENIED));
     let half = FileId { volatile: 0, ..id };
-    assert_eq!(make(&mut b, &claim(half, GUID)).unwrap().id, id, "the persistent half counts");
-    assert_eq!(make(&mut b, &claim(id, GUID)), NOT_FOUND, "one gets it");
+    assert_eq!(make(&mut b, &claim(half, GUID)).unwrap().id, id, "only the persistent half counts");
+    assert_eq!(make(&mut b, &claim(id, GUID)), NOT_FOUND, "it is reclaimed once");
 }
 
 #[test]
-fn it_is_kept_for_the_time_that_was_granted() {
+fn a_disconnected_open_is_preserved_for_the_granted_timeout() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     for (asked, granted) in
@@ -227,7 +227,7 @@ fn it_is_kept_for_the_time_that_was_granted() {
 }
 
 #[test]
-fn what_is_durable_outlives_a_logoff() {
+fn a_durable_open_survives_logoff() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -246,7 +246,7 @@ fn what_is_durable_outlives_a_logoff() {
 }
 
 #[test]
-fn what_is_ended_on_purpose_is_not_kept() {
+fn a_deliberately_ended_open_is_not_preserved() {
     let mut lab = Lab::caching();
     for case in 0..4 {
         let mut a = lab.client();
@@ -272,7 +272,7 @@ fn what_is_ended_on_purpose_is_not_kept() {
 }
 
 #[test]
-fn what_is_kept_goes_with_its_volume_and_with_the_server() {
+fn preserved_opens_end_with_their_volume_and_with_the_server() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     durable(&mut a, "f");
@@ -293,14 +293,14 @@ fn what_is_kept_goes_with_its_volume_and_with_the_server() {
 }
 
 #[test]
-fn a_client_that_is_back_before_its_loss_was_noticed_gets_it_too() {
+fn a_client_with_a_previous_session_id_reclaims_its_open_at_once() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let id = durable(&mut a, "f");
     make(&mut a, &file("not durable")).unwrap();
     lab.memory.take_log();
     let mut b = lab.back("vol-user", "vol-secret", a.session_id);
-    assert_eq!(lab.memory.take_log(), ["close"], "the other one");
+    assert_eq!(lab.memory.take_log(), ["close"], "the open that is not durable");
     assert_eq!(make(&mut b, &claim(id, GUID)).unwrap().id, id);
     assert_eq!(read(&mut a, id, 0, 1), Err(NtStatus::USER_SESSION_DELETED));
     for (_, mail) in lab.server.take_mail() {
@@ -312,7 +312,7 @@ fn a_client_that_is_back_before_its_loss_was_noticed_gets_it_too() {
 }
 
 #[test]
-fn one_of_two_channels_is_no_loss() {
+fn losing_one_of_two_channels_does_not_disconnect_an_open() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -325,7 +325,7 @@ fn one_of_two_channels_is_no_loss() {
 }
 
 #[test]
-fn a_client_that_is_there_does_not_wait_for_one_that_is_away() {
+fn a_connected_client_does_not_wait_for_a_disconnected_one() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let mut b = lab.client();
@@ -343,7 +343,7 @@ fn a_client_that_is_there_does_not_wait_for_one_that_is_away() {
 }
 
 #[test]
-fn no_more_are_kept_than_the_limit() {
+fn preserved_opens_are_limited_per_volume() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     for number in 0..=KEPT_OPENS_PER_VOLUME_MAX {
@@ -369,7 +369,7 @@ fn no_more_are_kept_than_the_limit() {
 }
 
 #[test]
-fn a_lock_that_waits_on_a_connection_that_is_lost_is_not_taken_by_the_way() {
+fn a_lock_waiting_on_a_lost_connection_is_never_granted() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let id = durable(&mut a, "f");
@@ -388,7 +388,7 @@ fn a_lock_that_waits_on_a_connection_that_is_lost_is_not_taken_by_the_way() {
 }
 
 #[test]
-fn either_version_gives_an_open_back_but_none_by_the_wrong_create_guid() {
+fn either_version_reclaims_an_open_with_the_right_create_guid() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let second = durable(&mut a, "second");
@@ -396,13 +396,13 @@ fn either_version_gives_an_open_back_but_none_by_the_wrong_create_guid() {
     a.disconnect();
     let mut b = back(&mut lab);
     assert_eq!(make(&mut b, &claim(first, GUID)), NOT_FOUND);
-    assert_eq!(make(&mut b, &claim(first, [0; 16])).unwrap().id, first, "version 1 has one of zeros");
+    assert_eq!(make(&mut b, &claim(first, [0; 16])).unwrap().id, first, "version 1 has a zero CreateGuid");
     let by_version_1 = file("second").context(RequestContext::DurableHandleReconnect(second));
     assert_eq!(make(&mut b, &by_version_1).unwrap().id, second);
 }
 
 #[test]
-fn a_client_that_is_back_before_the_loss_is_noticed_waits_for_that() {
+fn a_reclaim_waits_until_the_old_connection_is_lost() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let id = durable(&mut a, "f");
@@ -416,7 +416,7 @@ fn a_client_that_is_back_before_the_loss_is_noticed_waits_for_that() {
 }
 
 #[test]
-fn a_name_that_goes_by_the_clock_is_in_use_until_the_backend_has_removed_it() {
+fn an_expired_delete_on_close_is_pending_until_the_backend_unlinks() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let doomed = file("doomed").option(CreateOptions::DELETE_ON_CLOSE).context(wanted(0, GUID));

@@ -82,14 +82,14 @@ fn plain(client: &mut Client, open: &Open<'_>) -> FileId {
 const NOT_FOUND: NtStatus = NtStatus::OBJECT_NAME_NOT_FOUND;
 
 #[test]
-fn it_is_given_back_to_who_names_its_lease_and_file() {
+fn an_open_is_reclaimed_only_by_its_client_with_its_lease_and_name() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let id = durable(&mut a, "f", RWH);
     lock(&mut a, id, &[(0, 1, EXCLUSIVE | NOW_OR_NEVER)]).unwrap();
     a.disconnect();
     let mut other = lab.client_of(9);
-    assert_eq!(leased(&mut other, &claim("f", id), lease(1, RWH)).unwrap_err(), NOT_FOUND, "not its client");
+    assert_eq!(leased(&mut other, &claim("f", id), lease(1, RWH)).unwrap_err(), NOT_FOUND, "another client");
     let mut b = back(&mut lab);
     assert_eq!(make(&mut b, &claim("f", id)).unwrap_err(), NOT_FOUND, "no lease");
     assert_eq!(leased(&mut b, &claim("f", id), lease(2, RWH)).unwrap_err(), NOT_FOUND, "another lease");
@@ -98,12 +98,12 @@ fn it_is_given_back_to_who_names_its_lease_and_file() {
     let wrong_name = leased(&mut b, &claim("g", id), lease(1, RWH));
     assert_eq!(wrong_name.unwrap_err(), NtStatus::INVALID_PARAMETER);
     let again = leased(&mut b, &claim("f", id), lease(1, LeaseState::empty()));
-    assert_eq!(again, Ok((id, RWH, false)), "what is asked for does not count");
+    assert_eq!(again, Ok((id, RWH, false)), "the requested state is ignored");
     lock(&mut b, id, &[(0, 1, UNLOCK)]).unwrap();
 }
 
 #[test]
-fn it_stays_beside_opens_that_its_lease_allows() {
+fn a_preserved_open_survives_opens_that_its_lease_permits() {
     for (state, open, stays) in [
         (RH, file("f"), true),
         (RH, file("f").share(ShareAccess::empty()), false),
@@ -125,7 +125,7 @@ fn it_stays_beside_opens_that_its_lease_allows() {
 }
 
 #[test]
-fn an_open_that_has_lost_its_lease_to_a_change_is_not_given_back() {
+fn an_open_is_not_reclaimed_after_a_change_broke_its_lease() {
     for renames in [false, true] {
         let mut lab = Lab::caching();
         let mut a = lab.client();
@@ -147,7 +147,7 @@ fn an_open_that_has_lost_its_lease_to_a_change_is_not_given_back() {
 }
 
 #[test]
-fn all_names_go_with_opens_that_make_way_for_another_client() {
+fn a_conflicting_open_ends_preserved_opens_and_deletes_their_names() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let f = plain(&mut a, &file("f"));
@@ -165,7 +165,7 @@ fn all_names_go_with_opens_that_make_way_for_another_client() {
         assert!(durable);
     }
     a.disconnect();
-    assert_eq!(lab.server.open_infos(None).len(), 2, "both are kept");
+    assert_eq!(lab.server.open_infos(None).len(), 2, "both are preserved");
     let mut other = lab.client_of(9);
     plain(&mut other, &file("h").share(ShareAccess::empty()));
     let left = ["f", "g", "h"].map(|name| lab.memory.contents(name).is_some());
@@ -173,7 +173,7 @@ fn all_names_go_with_opens_that_make_way_for_another_client() {
 }
 
 #[test]
-fn locks_are_kept_only_by_who_may_write_alone() {
+fn locked_opens_are_preserved_only_with_write_caching() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let id = durable(&mut a, "f", RH);
@@ -183,7 +183,7 @@ fn locks_are_kept_only_by_who_may_write_alone() {
 }
 
 #[test]
-fn a_replay_names_the_lease_of_before() {
+fn a_replayed_create_must_not_name_another_lease() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let first = durable(&mut a, "f", RWH);
@@ -193,7 +193,7 @@ fn a_replay_names_the_lease_of_before() {
     let f = file("f").context(wanted(0, GUID));
     assert_eq!(leased(&mut a, &f, lease(2, RWH)), denied, "another lease");
     assert_eq!(leased(&mut a, &f, lease(1, RH)), Ok((first, RWH, true)));
-    assert_eq!(make(&mut a, &f).unwrap().id, first, "none is no other");
+    assert_eq!(make(&mut a, &f).unwrap().id, first, "without a lease");
     let b = file("batch").context(wanted(0, [2; 16]));
     assert_eq!(leased(&mut a, &b, lease(1, RH)), denied, "it has an oplock");
     let mut body = b.body();
@@ -202,12 +202,12 @@ fn a_replay_names_the_lease_of_before() {
     let response = create::Response::parse(&answer.message).unwrap();
     assert_eq!((response.file_id, response.oplock_level), (batch.id, OplockLevel::NONE));
     assert!(response.contexts.is_empty(), "a client that asks for less gets less");
-    assert_eq!(make(&mut a, &b).unwrap(), batch, "what it has stays");
+    assert_eq!(make(&mut a, &b).unwrap(), batch, "the granted oplock stays");
 }
 
 /// With many opens, preserving them takes long enough for another open to interleave.
 #[test]
-fn who_opens_while_the_last_channel_goes_gets_what_he_asks_for() {
+fn an_open_racing_a_disconnect_is_granted_the_requested_lease() {
     const FILES: usize = 50;
     let names: Vec<String> = (0..FILES).map(|number| format!("f{number}")).collect();
     for round in 0..200 {

@@ -82,8 +82,8 @@ fn attributes_are_set_replaced_and_removed() {
         assert_eq!(size(&mut c, id), 0);
         set(&mut c, id, &[("epoch", b"12"), ("Epoch", b"another"), ("com.example:key=/", b"x")]).unwrap();
         let there: &[Pair<'_>] = &[("epoch", b"12"), ("Epoch", b"another"), ("com.example:key=/", b"x")];
-        assert_eq!(all(&mut c, id), owned(there), "the case of names counts");
-        assert_eq!(all(&mut c, id), owned(there), "Linux's client asks twice by one handle");
+        assert_eq!(all(&mut c, id), owned(there), "names are case-sensitive");
+        assert_eq!(all(&mut c, id), owned(there), "Linux queries twice with one handle");
         // [MS-FSA] 2.1.5.12.10: 4, plus 5 and the lengths of name and value for each.
         assert_eq!(size(&mut c, id), 4 + (5 + 7) + (5 + 12) + (5 + 18));
         set(&mut c, id, &[("epoch", b"13"), ("Epoch", b""), ("none", b"")]).unwrap();
@@ -95,7 +95,7 @@ fn attributes_are_set_replaced_and_removed() {
 }
 
 #[test]
-fn linux_sets_one_in_a_compound_with_bytes_left_over() {
+fn a_linux_compound_with_trailing_bytes_sets_an_attribute() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     file("f").touch(&mut c);
@@ -123,7 +123,7 @@ fn linux_sets_one_in_a_compound_with_bytes_left_over() {
 }
 
 #[test]
-fn lists_that_make_no_sense_are_refused_and_change_nothing() {
+fn invalid_lists_are_refused_and_change_nothing() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
@@ -162,11 +162,11 @@ fn the_largest_attribute_is_set_and_read() {
     assert_eq!((status, pairs(&bytes)), (NtStatus::SUCCESS, owned(&[("v", &value)]).unwrap()));
     assert_eq!(query_eas(&mut c, f, NONE, 0, &[], 16_000).err(), Some(NtStatus::BUFFER_TOO_SMALL));
     assert_eq!(set(&mut c, f, &[("w", b"1")]), Err(NtStatus::EA_TOO_LARGE));
-    set(&mut c, f, &[("v", b""), ("w", b"1")]).expect("room is made first");
+    set(&mut c, f, &[("v", b""), ("w", b"1")]).expect("the removal makes room first");
 }
 
 #[test]
-fn attributes_are_asked_for_by_name() {
+fn attributes_are_queried_by_name() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
@@ -186,7 +186,7 @@ fn attributes_are_asked_for_by_name() {
 }
 
 #[test]
-fn a_scan_goes_on_where_it_has_stopped() {
+fn a_scan_continues_where_it_stopped() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
@@ -219,7 +219,7 @@ fn a_scan_goes_on_where_it_has_stopped() {
 }
 
 #[test]
-fn what_fits_no_answer_is_read_by_a_scan() {
+fn attributes_beyond_one_answer_are_read_by_a_scan() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
@@ -243,7 +243,7 @@ fn what_fits_no_answer_is_read_by_a_scan() {
 }
 
 #[test]
-fn rights_are_needed_to_read_and_to_set() {
+fn reading_and_setting_attributes_needs_rights() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let reader = file("f").access(AccessMask::FILE_READ_EA).id(&mut c);
@@ -252,11 +252,11 @@ fn rights_are_needed_to_read_and_to_set() {
     assert_eq!(set(&mut c, reader, &[("a", b"2")]), Err(NtStatus::ACCESS_DENIED));
     assert_eq!(all(&mut c, reader), owned(&[("a", b"1")]));
     assert_eq!(all(&mut c, writer), Err(NtStatus::ACCESS_DENIED));
-    assert!(query_file(&mut c, writer, C::FILE_EA_INFORMATION, 4).is_ok(), "the size is anyone's");
+    assert!(query_file(&mut c, writer, C::FILE_EA_INFORMATION, 4).is_ok(), "the size needs no right");
 }
 
 #[test]
-fn a_new_file_is_made_with_its_attributes() {
+fn a_file_is_created_with_its_attributes() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let eas = list(&[("a", b"1"), ("b", b"2")]);
@@ -270,7 +270,7 @@ fn a_new_file_is_made_with_its_attributes() {
     assert_eq!(
         all(&mut c, opened.id),
         owned(&[("a", b"1"), ("b", b"2")]),
-        "those of a file that is there stay"
+        "attributes of an existing file stay"
     );
     let overwritten = with(&other).disposition(CreateDisposition::OVERWRITE_IF).send(&mut c).unwrap();
     assert_eq!(overwritten.action, CreateAction::OVERWRITTEN);
@@ -280,7 +280,7 @@ fn a_new_file_is_made_with_its_attributes() {
 }
 
 #[test]
-fn a_file_that_cannot_have_its_attributes_is_not_made() {
+fn a_file_with_invalid_attributes_is_not_created() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let refused = |c: &mut _, eas: &[u8]| file("f").context(RequestContext::EaBuffer(eas)).send(c).err();
@@ -293,7 +293,7 @@ fn a_file_that_cannot_have_its_attributes_is_not_made() {
 }
 
 #[test]
-fn who_watches_hears_of_a_change() {
+fn attribute_changes_are_reported_by_change_notify() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let d = directory("d").id(&mut c);
@@ -323,7 +323,7 @@ fn who_watches_hears_of_a_change() {
 }
 
 #[test]
-fn a_volume_says_whether_it_keeps_attributes() {
+fn a_volume_announces_whether_it_supports_attributes() {
     for keeps in [false, true] {
         let mut lab = Lab::with(|v| v.extended_attributes = keeps);
         let mut c = lab.client();
@@ -345,7 +345,7 @@ fn a_volume_says_whether_it_keeps_attributes() {
 }
 
 #[test]
-fn a_read_only_volume_keeps_its_attributes() {
+fn a_read_only_volume_refuses_attribute_changes() {
     let mut lab = Lab::with(|v| v.read_only = true);
     let mut c = lab.client();
     let root =

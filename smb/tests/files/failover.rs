@@ -33,7 +33,7 @@ fn write_in_flight(client: &mut Client, file_id: FileId, data: &[u8]) -> forebay
 }
 
 #[test]
-fn what_one_channel_opens_the_others_use_and_close() {
+fn an_open_is_usable_on_every_channel_of_its_session() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -54,7 +54,7 @@ fn what_one_channel_opens_the_others_use_and_close() {
 }
 
 #[test]
-fn a_lost_channel_takes_no_open_no_lock_and_no_request_in_flight_with_it() {
+fn opens_locks_and_requests_in_flight_survive_a_lost_channel() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -64,7 +64,7 @@ fn a_lost_channel_takes_no_open_no_lock_and_no_request_in_flight_with_it() {
     lock(&mut a, f, &[(100, 1, NOW)]).unwrap();
     let op = write_in_flight(&mut a, f, b"written");
     a.disconnect();
-    assert!(!a.connection.is_finished(), "the backend is still at it");
+    assert!(!a.connection.is_finished(), "the backend is still working");
     a.finish(op);
     assert!(a.connection.is_finished());
     assert_eq!(read(&mut b, f, 0, 64).unwrap(), b"written");
@@ -77,7 +77,7 @@ fn a_lost_channel_takes_no_open_no_lock_and_no_request_in_flight_with_it() {
 }
 
 #[test]
-fn a_create_with_an_answer_that_is_lost_leaves_nothing_open() {
+fn a_create_with_a_lost_answer_leaves_nothing_open() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -85,7 +85,7 @@ fn a_create_with_an_answer_that_is_lost_leaves_nothing_open() {
     a.disconnect();
     a.finish(made);
     assert!(lab.server.open_infos(None).is_empty());
-    assert_eq!(lab.memory.contents("made"), None, "sent again, it is made again");
+    assert_eq!(lab.memory.contents("made"), None, "a retry creates it again");
     let new = file("made").disposition(create::CreateDisposition::CREATE);
     let id = new.id(&mut b);
     // Another client has opened the created file: it stays.
@@ -100,7 +100,7 @@ fn a_create_with_an_answer_that_is_lost_leaves_nothing_open() {
 }
 
 #[test]
-fn waiting_requests_are_woken_where_they_wait_and_end_with_their_channel() {
+fn waiting_requests_are_answered_on_their_channel_and_end_with_it() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -120,7 +120,7 @@ fn waiting_requests_are_woken_where_they_wait_and_end_with_their_channel() {
 }
 
 #[test]
-fn the_end_of_a_session_answers_what_waits_on_its_other_channels() {
+fn logoff_answers_requests_that_wait_on_other_channels() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -138,7 +138,7 @@ fn the_end_of_a_session_answers_what_waits_on_its_other_channels() {
 }
 
 #[test]
-fn changes_of_an_earlier_channel_sequence_are_refused() {
+fn modifying_requests_with_an_old_channel_sequence_are_refused() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -153,7 +153,7 @@ fn changes_of_an_earlier_channel_sequence_are_refused() {
         assert_eq!(set_file(&mut a, f, POSITION, position), stale);
         let (control, _) = fsctl(&mut a, f, FsctlCode::CREATE_OR_GET_OBJECT_ID, &[], 64);
         assert_eq!(control, NtStatus::FILE_NOT_AVAILABLE);
-        assert_eq!(read(&mut a, f, 0, 64).unwrap(), b"new", "what changes nothing goes on");
+        assert_eq!(read(&mut a, f, 0, 64).unwrap(), b"new", "reads are not refused");
         query_file(&mut a, f, POSITION, 64).unwrap();
         lock(&mut a, f, &[(0, 1, NOW), (1, 1, NOW)]).unwrap();
         lock(&mut a, f, &[(0, 1, UNLOCK), (1, 1, UNLOCK)]).unwrap();
@@ -170,7 +170,7 @@ fn changes_of_an_earlier_channel_sequence_are_refused() {
 }
 
 #[test]
-fn a_write_is_not_done_again_before_its_first_time_has_ended() {
+fn a_replayed_write_is_refused_while_the_original_is_in_flight() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -187,7 +187,7 @@ fn a_write_is_not_done_again_before_its_first_time_has_ended() {
 }
 
 #[test]
-fn an_open_begins_with_the_channel_sequence_of_its_create() {
+fn an_open_starts_with_the_channel_sequence_of_its_create() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     a.channel_sequence = 0x9000;
@@ -196,7 +196,7 @@ fn an_open_begins_with_the_channel_sequence_of_its_create() {
 }
 
 #[test]
-fn a_lock_that_is_sent_twice_is_taken_once() {
+fn a_replayed_lock_is_granted_once() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -206,10 +206,10 @@ fn a_lock_that_is_sent_twice_is_taken_once() {
     b.replay = true;
     numbered_lock(&mut b, f, 3, 64).unwrap();
     assert_eq!(numbered_lock(&mut b, f, 4, 64), Err(NtStatus::LOCK_NOT_GRANTED), "another lock");
-    assert_eq!(numbered_lock(&mut b, f, 3, 64), Err(NtStatus::LOCK_NOT_GRANTED), "the place was taken again");
-    assert_eq!(numbered_lock(&mut b, f, 3, 65), Err(NtStatus::LOCK_NOT_GRANTED), "no such place");
+    assert_eq!(numbered_lock(&mut b, f, 3, 64), Err(NtStatus::LOCK_NOT_GRANTED), "the index was reused");
+    assert_eq!(numbered_lock(&mut b, f, 3, 65), Err(NtStatus::LOCK_NOT_GRANTED), "no such index");
     lock(&mut b, f, &[(0, 1, UNLOCK)]).unwrap();
-    assert_eq!(lock(&mut b, f, &[(0, 1, UNLOCK)]), Err(NtStatus::RANGE_NOT_LOCKED), "it was one");
+    assert_eq!(lock(&mut b, f, &[(0, 1, UNLOCK)]), Err(NtStatus::RANGE_NOT_LOCKED), "only one was granted");
     // If only one channel is possible, no request is sent twice.
     let mut single = Client::new(&lab.server, 50, crate::calls::NEWEST);
     single.capabilities = forebay_smb::wire::Capabilities::LARGE_MTU;

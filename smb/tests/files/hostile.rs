@@ -167,7 +167,7 @@ fn open(c: &mut Client) -> (FileId, FileId) {
 }
 
 #[test]
-fn damaged_requests_are_answered_and_the_server_serves_on() {
+fn the_server_keeps_serving_after_damaged_requests() {
     let mut lab = Lab::new();
     let mut random = Random(0x5eed_f00d_1234_5678);
     let mut answered = 0_u32;

@@ -20,7 +20,7 @@ use crate::calls::{
 use crate::support::NOW;
 
 #[test]
-fn every_class_answers_in_its_length() {
+fn every_class_respects_the_output_buffer_length() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("bufsize.txt").id(&mut c);
@@ -99,7 +99,7 @@ fn information_classes_are_answered() {
 }
 
 #[test]
-fn attributes_need_the_right_to_read_them() {
+fn attribute_queries_need_read_attributes_access() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").access(AccessMask::SYNCHRONIZE).id(&mut c);
@@ -117,7 +117,7 @@ fn attributes_need_the_right_to_read_them() {
 }
 
 #[test]
-fn the_file_system_describes_itself() {
+fn file_system_information_classes_are_answered() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let root = directory("").disposition(CreateDisposition::OPEN).id(&mut c);
@@ -150,7 +150,7 @@ fn the_file_system_describes_itself() {
 }
 
 #[test]
-fn shared_extents_are_announced_where_the_backend_has_them() {
+fn block_refcounting_is_announced_with_shared_extents() {
     for shared in [false, true] {
         let mut lab = Lab::with(|volume| volume.shared_extents = shared);
         let mut c = lab.client();
@@ -162,7 +162,7 @@ fn shared_extents_are_announced_where_the_backend_has_them() {
 }
 
 #[test]
-fn times_and_attributes_are_set_or_left_alone() {
+fn times_and_attributes_are_set_or_left_unchanged() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
@@ -215,7 +215,7 @@ fn sizes_are_set() {
 }
 
 #[test]
-fn modes_are_checked_and_kept() {
+fn modes_are_validated_and_stored() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
@@ -230,7 +230,7 @@ fn modes_are_checked_and_kept() {
 }
 
 #[test]
-fn a_descriptor_carries_owner_and_permission_bits() {
+fn a_descriptor_contains_owner_and_permission_bits() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
@@ -240,7 +240,7 @@ fn a_descriptor_carries_owner_and_permission_bits() {
     let dacl_only = SecurityDescriptor::parse(&query_security(&mut c, f, 4, 4096).unwrap()).unwrap();
     assert!(dacl_only.owner.is_none() && dacl_only.dacl == descriptor.dacl && dacl_only.dacl.is_some());
     assert_eq!(query_security(&mut c, f, 7, 0), Err(NtStatus::BUFFER_TOO_SMALL));
-    set_security(&mut c, f, 7, &bytes).expect("to set what is there changes nothing");
+    set_security(&mut c, f, 7, &bytes).expect("setting the current value is allowed");
     let set = |c: &mut _, descriptor: &SecurityDescriptor, parts| {
         let mut bytes = Vec::new();
         descriptor.encode(&mut bytes);

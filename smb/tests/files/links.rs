@@ -32,7 +32,7 @@ fn standard(client: &mut Client, id: FileId) -> FileStandardInformation {
 }
 
 #[test]
-fn deleting_one_name_leaves_the_other_in_every_order_of_closing() {
+fn deleting_one_name_keeps_the_other_in_any_close_order() {
     let mut lab = Lab::new();
     let (mut one, mut two) = (lab.client(), lab.client());
     let b = two_names(&mut one);
@@ -47,21 +47,21 @@ fn deleting_one_name_leaves_the_other_in_every_order_of_closing() {
 }
 
 #[test]
-fn the_other_name_can_be_used_while_one_is_to_go() {
+fn a_second_name_is_usable_while_the_first_is_delete_pending() {
     let mut lab = Lab::new();
     let (mut one, mut two) = (lab.client(), lab.client());
     let b = two_names(&mut one);
     let (a, also_a) = (existing("a").id(&mut two), existing("a").id(&mut one));
     delete_pending(&mut two, a, true).unwrap();
     assert!(standard(&mut one, also_a).delete_pending, "another open of the name");
-    assert_eq!(standard(&mut one, also_a).number_of_links, 1, "a name that is to go is none any more");
+    assert_eq!(standard(&mut one, also_a).number_of_links, 1, "a delete-pending name is not counted");
     assert!(!standard(&mut one, b).delete_pending, "an open of the other name");
     assert_eq!(existing("a").send(&mut one), Err(NtStatus::DELETE_PENDING));
     existing("b").touch(&mut two);
     rename(&mut one, b, "c", false).unwrap();
     assert_eq!(rename(&mut one, also_a, "d", false), Err(NtStatus::ACCESS_DENIED));
     close(&mut two, a).unwrap();
-    assert!(lab.memory.contents("a").is_some(), "it has an open still");
+    assert!(lab.memory.contents("a").is_some(), "it still has an open");
     assert_eq!(existing("a").send(&mut one), Err(NtStatus::DELETE_PENDING));
     close(&mut one, also_a).unwrap();
     assert_eq!((lab.memory.contents("a"), lab.memory.contents("c").is_some()), (None, true));
@@ -69,7 +69,7 @@ fn the_other_name_can_be_used_while_one_is_to_go() {
 }
 
 #[test]
-fn delete_on_close_is_of_the_name_that_was_opened() {
+fn delete_on_close_removes_only_the_opened_name() {
     let mut lab = Lab::new();
     let (mut one, mut two) = (lab.client(), lab.client());
     let b = two_names(&mut one);
@@ -81,7 +81,7 @@ fn delete_on_close_is_of_the_name_that_was_opened() {
 }
 
 #[test]
-fn a_name_that_took_the_place_of_another_of_the_same_file_goes_in_every_order_of_closing() {
+fn a_name_that_replaced_another_link_is_deleted_in_any_close_order() {
     let mut lab = Lab::new();
     let (mut one, mut two) = (lab.client(), lab.client());
     let b = two_names(&mut one);

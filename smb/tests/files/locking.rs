@@ -27,7 +27,7 @@ fn answer(client: &mut Client) -> NtStatus {
 }
 
 #[test]
-fn locks_bind_others_and_end_with_their_open() {
+fn locks_exclude_others_until_their_open_closes() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let (fa, fb) = (file("f").id(&mut a), file("f").id(&mut b));
@@ -43,7 +43,7 @@ fn locks_bind_others_and_end_with_their_open() {
 }
 
 #[test]
-fn requests_out_of_form_are_refused() {
+fn invalid_requests_are_refused() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
@@ -53,7 +53,7 @@ fn requests_out_of_form_are_refused() {
     assert_eq!(lock(&mut c, f, &[(0, 1, UNLOCK | EXCLUSIVE)]), invalid);
     assert_eq!(lock(&mut c, f, &[(0, 1, UNLOCK | NOW_OR_NEVER)]), invalid);
     assert_eq!(lock(&mut c, f, &[(0, 1, LockFlags(!0x17))]), invalid);
-    assert_eq!(lock(&mut c, f, &[(0, 1, SHARED | NOW_OR_NEVER), (0, 1, SHARED)]), invalid, "two cannot wait");
+    assert_eq!(lock(&mut c, f, &[(0, 1, SHARED | NOW_OR_NEVER), (0, 1, SHARED)]), invalid, "only one waits");
     assert_eq!(lock(&mut c, f, &[(u64::MAX, u64::MAX, NOW)]), Err(NtStatus::INVALID_LOCK_RANGE));
     assert_eq!(lock(&mut c, f, &[(u64::MAX, 1, NOW)]), Ok(()));
     assert_eq!(lock(&mut c, f, &[(0, 1, UNLOCK)]), Err(NtStatus::RANGE_NOT_LOCKED));
@@ -70,7 +70,7 @@ fn several_ranges_are_locked_together_and_unlocked_in_order() {
     let f = file("f").id(&mut c);
     lock(&mut c, f, &[(10, 10, NOW)]).unwrap();
     assert_eq!(lock(&mut c, f, &[(0, 10, NOW), (10, 10, NOW)]), Err(NtStatus::LOCK_NOT_GRANTED));
-    lock(&mut c, f, &[(0, 10, NOW)]).expect("was given back");
+    lock(&mut c, f, &[(0, 10, NOW)]).expect("was rolled back");
     // Ranges before the faulty one are unlocked; later ones are not examined.
     assert_eq!(lock(&mut c, f, &[(0, 10, UNLOCK), (10, 10, NOW)]), Err(NtStatus::INVALID_PARAMETER));
     lock(&mut c, f, &[(0, 10, NOW)]).expect("was unlocked");
@@ -79,7 +79,7 @@ fn several_ranges_are_locked_together_and_unlocked_in_order() {
 }
 
 #[test]
-fn who_waits_gets_the_lock_in_turn_even_on_another_connection() {
+fn waiting_locks_are_granted_in_order_across_connections() {
     let mut lab = Lab::new();
     let (mut a, mut b, mut c) = (lab.client(), lab.client(), lab.client());
     let (fa, fb, fc) = (file("f").id(&mut a), file("f").id(&mut b), file("f").id(&mut c));
@@ -91,7 +91,7 @@ fn who_waits_gets_the_lock_in_turn_even_on_another_connection() {
     lock(&mut a, fa, &[(0, 10, UNLOCK)]).unwrap();
     lab.deliver(&mut [&mut a, &mut b, &mut c]);
     assert_eq!(answer(&mut b), NtStatus::SUCCESS);
-    assert!(c.answers.is_empty(), "the second goes on waiting");
+    assert!(c.answers.is_empty(), "the second still waits");
     assert_eq!(lock(&mut a, fa, &[(0, 1, NOW)]), Err(NtStatus::LOCK_NOT_GRANTED));
     close(&mut b, fb).unwrap();
     lab.deliver(&mut [&mut a, &mut b, &mut c]);
@@ -99,7 +99,7 @@ fn who_waits_gets_the_lock_in_turn_even_on_another_connection() {
 }
 
 #[test]
-fn waiting_ends_with_cancel() {
+fn a_waiting_lock_can_be_cancelled() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let (fa, fb) = (file("f").id(&mut a), file("f").id(&mut b));
@@ -115,7 +115,7 @@ fn waiting_ends_with_cancel() {
 }
 
 #[test]
-fn an_interim_response_is_not_signed_and_the_last_one_is() {
+fn an_interim_response_is_unsigned_and_the_final_one_is_signed() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let (fa, fb) = (file("f").id(&mut a), file("f").id(&mut b));
@@ -135,7 +135,7 @@ fn an_interim_response_is_not_signed_and_the_last_one_is() {
 }
 
 #[test]
-fn a_cancelled_request_lets_those_behind_it_through() {
+fn a_cancelled_lock_unblocks_the_locks_behind_it() {
     let mut lab = Lab::new();
     let (mut a, mut b, mut c) = (lab.client(), lab.client(), lab.client());
     let (fa, fb, fc) = (file("f").id(&mut a), file("f").id(&mut b), file("f").id(&mut c));
@@ -151,7 +151,7 @@ fn a_cancelled_request_lets_those_behind_it_through() {
 }
 
 #[test]
-fn waiting_ends_with_the_open() {
+fn a_waiting_lock_ends_with_its_open() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let (fa, fb) = (file("f").id(&mut a), file("f").id(&mut b));
@@ -179,7 +179,7 @@ fn a_lost_connection_releases_its_locks() {
 }
 
 #[test]
-fn a_lost_connection_waits_no_more() {
+fn waiting_locks_of_a_lost_connection_are_dropped() {
     let mut lab = Lab::new();
     let (mut a, mut b, mut c) = (lab.client(), lab.client(), lab.client());
     let (fa, fb, fc) = (file("f").id(&mut a), file("f").id(&mut b), file("f").id(&mut c));

@@ -32,13 +32,13 @@ fn of_earlier_start(number: u64) -> FileId {
 }
 
 #[test]
-fn made_up_handles_do_not_push_out_what_others_have_lost() {
+fn forged_handles_do_not_evict_lost_opens_of_others() {
     let mut lab = lab();
     let mut a = lab.client();
     let id = file("f").id(&mut a);
     a.disconnect();
     let mut a = lab.client();
-    assert_eq!(ask(&mut a, id), NtStatus::RETRY, "it is to open it again");
+    assert_eq!(ask(&mut a, id), NtStatus::RETRY, "the client has to reopen it");
     // A client of another volume and one of the same volume name handles of an earlier start that no client ever had.
     let mut other = Client::new(&lab.server, 77, NEWEST);
     success(&other.negotiate().unwrap()).unwrap();
@@ -54,7 +54,7 @@ fn made_up_handles_do_not_push_out_what_others_have_lost() {
 }
 
 #[test]
-fn one_volume_does_not_use_up_the_patience_with_another() {
+fn requests_on_one_volume_do_not_exhaust_retries_of_another() {
     let mut lab = lab();
     let mut a = lab.client();
     let id = file("f").id(&mut a);

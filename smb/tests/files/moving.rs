@@ -59,7 +59,7 @@ fn scene(lab: &mut Lab) -> (Client, Client, FileId) {
 }
 
 #[test]
-fn who_opens_a_file_waits_while_its_directory_is_being_renamed() {
+fn an_open_waits_while_its_directory_is_being_renamed() {
     let mut lab = Lab::new();
     let (mut one, mut two, d) = scene(&mut lab);
     let op = begin_rename(&mut one, d, "e");
@@ -77,7 +77,7 @@ fn who_opens_a_file_waits_while_its_directory_is_being_renamed() {
 }
 
 #[test]
-fn who_waits_for_a_rename_that_fails_opens_the_file_where_it_is() {
+fn an_open_that_waited_for_a_failed_rename_uses_the_old_path() {
     let mut lab = Lab::new();
     let (mut one, mut two, d) = scene(&mut lab);
     let op = begin_rename(&mut one, d, r"nowhere\e");
@@ -92,7 +92,7 @@ fn who_waits_for_a_rename_that_fails_opens_the_file_where_it_is() {
 }
 
 #[test]
-fn a_rename_waits_for_a_file_that_is_being_opened_below_and_then_leaves_the_directory() {
+fn a_directory_rename_waits_for_the_result_of_an_open_below_it() {
     let mut lab = Lab::new();
     let (mut one, mut two, d) = scene(&mut lab);
     let op = two.begin(Command::CREATE, &existing(r"d\f").body());
@@ -101,7 +101,7 @@ fn a_rename_waits_for_a_file_that_is_being_opened_below_and_then_leaves_the_dire
     let opened = answer(&mut two);
     assert_eq!(opened.status(), NtStatus::SUCCESS);
     lab.deliver(&mut [&mut one, &mut two]);
-    assert_eq!(answer(&mut one).status(), NtStatus::ACCESS_DENIED, "the file is open by now");
+    assert_eq!(answer(&mut one).status(), NtStatus::ACCESS_DENIED, "the file is now open");
     assert!(lab.memory.contents("d/f").is_some());
 
     let id = create::Response::parse(&opened.message).unwrap().file_id;
@@ -116,7 +116,7 @@ fn a_rename_waits_for_a_file_that_is_being_opened_below_and_then_leaves_the_dire
 }
 
 #[test]
-fn two_renames_with_paths_that_touch_go_one_after_the_other() {
+fn renames_with_overlapping_paths_are_serialized() {
     let mut lab = Lab::new();
     let (mut one, mut two, d) = scene(&mut lab);
     let g = file("g").id(&mut two);
@@ -130,7 +130,7 @@ fn two_renames_with_paths_that_touch_go_one_after_the_other() {
 }
 
 #[test]
-fn two_opens_rename_one_file_in_turn() {
+fn renames_of_one_file_by_two_opens_are_serialized() {
     let mut lab = Lab::new();
     let (mut one, mut two) = (lab.client(), lab.client());
     let (first, second) = (file("f").id(&mut one), file("f").id(&mut two));
@@ -146,7 +146,7 @@ fn two_opens_rename_one_file_in_turn() {
 }
 
 #[test]
-fn who_waits_for_a_rename_can_be_lost() {
+fn losing_a_client_that_waits_for_a_rename_blocks_nothing() {
     let mut lab = Lab::new();
     let (mut one, mut two, d) = scene(&mut lab);
     let op = begin_rename(&mut one, d, "e");
@@ -158,7 +158,7 @@ fn who_waits_for_a_rename_can_be_lost() {
         let mut third = lab.client();
         third.begin(Command::CREATE, &existing(r"e\f").body())
     };
-    // That connection is gone together with its CREATE: nothing blocks the directory's rename.
+    // That connection ended together with its CREATE: nothing blocks the directory's rename.
     drop(op);
     assert_eq!(crate::calls::rename(&mut one, d, "d", false), Ok(()));
 }

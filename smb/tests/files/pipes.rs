@@ -59,7 +59,7 @@ fn has(answer: &[u8], text: &str) -> bool {
 }
 
 #[test]
-fn a_client_lists_its_shares() {
+fn a_client_lists_shares_over_srvsvc() {
     let mut lab = Lab::new();
     let mut client = lab.client();
     ipc(&mut client);
@@ -98,7 +98,7 @@ fn a_client_lists_its_shares() {
 }
 
 #[test]
-fn there_are_no_other_pipes_and_none_on_a_volume() {
+fn only_known_pipes_exist_and_only_on_ipc() {
     let mut lab = Lab::new();
     let mut client = lab.client();
     let volume = ipc(&mut client);
@@ -121,7 +121,7 @@ fn there_are_no_other_pipes_and_none_on_a_volume() {
 }
 
 #[test]
-fn what_is_no_call_closes_the_pipe() {
+fn a_malformed_pdu_closes_the_pipe() {
     let mut lab = Lab::new();
     let mut client = lab.client();
     ipc(&mut client);
@@ -136,7 +136,7 @@ fn what_is_no_call_closes_the_pipe() {
 }
 
 #[test]
-fn a_session_has_few_pipes_and_they_end_with_their_tree() {
+fn pipes_are_limited_per_session_and_end_with_their_tree() {
     let mut lab = Lab::new();
     let mut client = lab.client();
     ipc(&mut client);

@@ -27,7 +27,7 @@ fn information(client: &mut Client, id: FileId) -> FilePosixInformation {
 }
 
 #[test]
-fn only_who_asks_for_the_extensions_in_311_gets_them() {
+fn posix_extensions_require_negotiation_and_smb_3_1_1() {
     let mut lab = Lab::new();
     let mut plain = lab.client();
     assert!(!plain.posix_answered);
@@ -41,7 +41,7 @@ fn only_who_asks_for_the_extensions_in_311_gets_them() {
     let listed = list_class(&mut plain, root, C::FILE_POSIX_INFORMATION, "*", Flags::empty(), 4096);
     assert_eq!(listed.err(), Some(NtStatus::INVALID_INFO_CLASS));
     let opened = posix(file("also-plain"), 0o600).send(&mut plain).unwrap();
-    assert_eq!(opened.posix, None, "a context that was not agreed on is ignored");
+    assert_eq!(opened.posix, None, "a context that was not negotiated is ignored");
     let mut old = Client::new(&lab.server, 99, Dialect::SMB3_0_2);
     old.posix = true;
     old.negotiate().unwrap();
@@ -49,7 +49,7 @@ fn only_who_asks_for_the_extensions_in_311_gets_them() {
 }
 
 #[test]
-fn a_new_file_has_its_owner_and_permission_bits() {
+fn a_new_file_gets_owner_and_mode_from_its_create() {
     let mut lab = Lab::new();
     let mut c = lab.posix();
     let mut descriptor = Vec::new();
@@ -82,7 +82,7 @@ fn a_new_file_has_its_owner_and_permission_bits() {
 /// As Linux 7.2's client with `idsfromsid` sends it: the mode in the context includes the file's type, and the descriptor has
 /// an owner and, because it has no mode, all bits.
 #[test]
-fn the_mode_in_the_context_of_a_new_file_is_the_one_that_its_maker_asked_for() {
+fn the_posix_context_sets_the_mode_of_a_new_file_not_the_descriptor() {
     let mut lab = Lab::new();
     let mut c = lab.posix();
     let mut descriptor = Vec::new();
@@ -108,7 +108,7 @@ fn the_mode_in_the_context_of_a_new_file_is_the_one_that_its_maker_asked_for() {
 
 /// Linux's client checks its user's permissions only after the CREATE, and then sets the size itself.
 #[test]
-fn an_open_that_overwrites_leaves_the_contents_until_the_client_sets_the_size() {
+fn overwrite_keeps_the_contents_until_the_client_sets_the_size() {
     let mut lab = Lab::new();
     let (mut linux, mut plain) = (lab.posix(), lab.client());
     let f = posix(file("f"), 0o600).id(&mut linux);
@@ -137,7 +137,7 @@ fn an_open_that_overwrites_leaves_the_contents_until_the_client_sets_the_size() 
 }
 
 #[test]
-fn what_is_made_belongs_to_the_owner_of_its_directory_where_no_owner_is_named() {
+fn new_files_inherit_the_owner_of_their_directory_by_default() {
     let mut lab = Lab::new();
     let mut c = lab.posix();
     let mut descriptor = Vec::new();
@@ -149,7 +149,7 @@ fn what_is_made_belongs_to_the_owner_of_its_directory_where_no_owner_is_named() 
 }
 
 #[test]
-fn names_may_have_characters_that_no_other_client_can_use() {
+fn posix_names_may_contain_characters_reserved_on_windows() {
     let mut lab = Lab::new();
     let (mut c, mut plain) = (lab.posix(), lab.client());
     posix(directory("d:*"), 0o755).touch(&mut c);
@@ -175,7 +175,7 @@ fn names_may_have_characters_that_no_other_client_can_use() {
 }
 
 #[test]
-fn listings_have_type_owner_and_permission_bits() {
+fn listings_contain_type_mode_and_link_count() {
     let mut lab = Lab::new();
     let mut c = lab.posix();
     posix(directory("d"), 0o700).touch(&mut c);

@@ -96,25 +96,25 @@ fn newest(lab: &mut Lab) -> (Client, FileId) {
 }
 
 #[test]
-fn payload_goes_between_file_and_the_clients_memory() {
+fn payload_moves_between_the_file_and_client_memory() {
     let mut lab = Lab::new();
     let (mut c, f) = newest(&mut lab);
     // In pieces, out of order, longer than the requested length.
     let there = descriptors(&[(500_000, 100_000), (0, 200_001), (900_000, 100_000)]);
     assert_eq!(write_by(&mut c, f, 350_001, V1, &there), Ok(350_001));
     let expected = [&c.memory[500_000..600_000], &c.memory[..200_001], &c.memory[900_000..950_000]].concat();
-    assert!(calls::read(&mut c, f, 0, 400_000).expect("it is there") == expected);
+    assert!(calls::read(&mut c, f, 0, 400_000).expect("the data") == expected);
     c.memory.fill(0);
     let back = descriptors(&[(1, 350_000), (700_000, 10)]);
     assert_eq!(read_by(&mut c, f, 350_010, V1, &back), Ok(350_001), "to the end of the file");
     assert!(c.memory[1..350_001] == expected[..350_000]);
     assert_eq!(c.memory[700_000..700_002], [expected[350_000], 0]);
     assert_eq!(c.memory[0], 0);
-    assert!(c.invalidated.iter().all(Option::is_none), "no request asked for it");
+    assert!(c.invalidated.iter().all(Option::is_none), "no invalidation was requested");
 }
 
 #[test]
-fn a_token_is_invalidated_where_that_is_asked_for_also_by_a_failure() {
+fn a_token_is_invalidated_on_request_even_after_a_failure() {
     let mut lab = Lab::new();
     let (mut c, f) = newest(&mut lab);
     let there = descriptors(&[(0, 4096), (8192, 4096)]);
@@ -129,7 +129,7 @@ fn a_token_is_invalidated_where_that_is_asked_for_also_by_a_failure() {
 }
 
 #[test]
-fn channels_are_refused_where_they_mean_nothing() {
+fn unsupported_channels_are_refused() {
     let mut lab = Lab::new();
     let there = descriptors(&[(0, 4096)]);
     for (dialect, channel, status) in [
@@ -153,7 +153,7 @@ fn channels_are_refused_where_they_mean_nothing() {
 }
 
 #[test]
-fn descriptors_are_checked() {
+fn invalid_buffer_descriptors_are_refused() {
     let mut lab = Lab::new();
     let (mut c, f) = newest(&mut lab);
     let wraps = BufferDescriptor { offset: u64::MAX, token: Token(1), length: 2 }.encode();
@@ -174,7 +174,7 @@ fn descriptors_are_checked() {
 }
 
 #[test]
-fn a_write_by_rdma_has_no_payload_in_its_message_and_is_paid_for() {
+fn an_rdma_write_carries_no_inline_payload_and_is_charged() {
     let mut lab = Lab::new();
     let (mut c, f) = newest(&mut lab);
     let there = descriptors(&[(0, 1 << 20)]);
@@ -191,7 +191,7 @@ fn a_write_by_rdma_has_no_payload_in_its_message_and_is_paid_for() {
 }
 
 #[test]
-fn payload_that_must_be_protected_does_not_go_by_rdma() {
+fn protected_payload_is_refused_over_plain_rdma() {
     let mut lab = Lab::new();
     let there = descriptors(&[(0, 4096)]);
     let (mut c, f) = newest(&mut lab);
@@ -208,5 +208,5 @@ fn payload_that_must_be_protected_does_not_go_by_rdma() {
         (c, f)
     };
     assert_eq!(write_by(&mut c, f, 4096, V1, &there), Err(NtStatus::ACCESS_DENIED));
-    assert_eq!(calls::write(&mut c, f, 0, &[2; 4096]), Ok(4096), "in the message it does");
+    assert_eq!(calls::write(&mut c, f, 0, &[2; 4096]), Ok(4096), "inline payload is allowed");
 }

@@ -6,7 +6,7 @@ use forebay_smb::wire::{AccessMask, Command};
 use crate::calls::{Lab, close, directory, file, flush, read, read_min, write, write_body};
 
 #[test]
-fn what_is_written_is_read_by_others() {
+fn written_data_is_read_by_other_clients() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let (fa, fb) = (file("f").id(&mut a), file("f").id(&mut b));
@@ -33,7 +33,7 @@ fn a_read_at_the_end_of_a_file_answers_end_of_file() {
 }
 
 #[test]
-fn offsets_beyond_what_can_be_counted_are_refused() {
+fn offsets_beyond_the_signed_64_bit_range_are_refused() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
@@ -51,7 +51,7 @@ fn offsets_beyond_what_can_be_counted_are_refused() {
 }
 
 #[test]
-fn rights_are_asked_for() {
+fn access_rights_are_checked() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let made = file("f").id(&mut c);
@@ -79,7 +79,7 @@ fn directories_have_no_data() {
 }
 
 #[test]
-fn a_payload_that_is_not_there_is_not_written() {
+fn a_write_with_a_truncated_payload_is_refused() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);

@@ -29,7 +29,7 @@ fn all_opens_follow_the_file_to_its_new_name() {
 }
 
 #[test]
-fn an_existing_file_is_replaced_if_asked_and_allowed() {
+fn an_existing_file_is_replaced_if_requested_and_permitted() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let f = file("f").id(&mut a);
@@ -47,7 +47,7 @@ fn an_existing_file_is_replaced_if_asked_and_allowed() {
     assert_eq!(lab.memory.contents("g").as_deref(), Some(&b"new"[..]));
 
     let h = file("h").share(NO_DELETE).id(&mut b);
-    assert_eq!(rename(&mut a, f, "h", true), Err(NtStatus::ACCESS_DENIED), "who has it open forbids it");
+    assert_eq!(rename(&mut a, f, "h", true), Err(NtStatus::ACCESS_DENIED), "its share mode forbids it");
     close(&mut b, h).unwrap();
     rename(&mut a, f, "h", true).unwrap();
     let d = directory("d").id(&mut b);
@@ -56,7 +56,7 @@ fn an_existing_file_is_replaced_if_asked_and_allowed() {
 }
 
 #[test]
-fn rights_and_share_modes_are_asked_for() {
+fn rename_checks_rights_and_share_modes() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     directory("d").touch(&mut c);
@@ -81,7 +81,7 @@ fn rights_and_share_modes_are_asked_for() {
 }
 
 #[test]
-fn a_directory_with_open_files_stays() {
+fn a_directory_with_open_files_is_not_renamed() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let d = directory("d").id(&mut c);
@@ -97,7 +97,7 @@ fn a_directory_with_open_files_stays() {
 }
 
 #[test]
-fn a_link_is_one_more_name() {
+fn a_hard_link_adds_a_name() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);

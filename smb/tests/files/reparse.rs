@@ -70,13 +70,13 @@ fn stopped(client: &mut Client, open: &Open<'_>) -> String {
 }
 
 #[test]
-fn a_symbolic_link_is_followed_by_the_client_and_never_by_the_server() {
+fn a_symbolic_link_is_reported_to_the_client_and_not_followed() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     make(&mut c, "link", &symlink("../elsewhere/f"));
     assert_eq!(stopped(&mut c, &existing("link")), "../elsewhere/f");
     let overwritten = file("link").disposition(CreateDisposition::OVERWRITE_IF);
-    assert_eq!(stopped(&mut c, &overwritten), "../elsewhere/f", "what it stands for is not replaced");
+    assert_eq!(stopped(&mut c, &overwritten), "../elsewhere/f", "its target is not replaced");
     let mut old = lab.dialect(Dialect::SMB3_0_2);
     assert_eq!(stopped(&mut old, &existing("link")), "../elsewhere/f", "without error contexts");
     let opened = itself(existing("link")).send(&mut c).unwrap();
@@ -111,7 +111,7 @@ fn a_symbolic_link_is_followed_by_the_client_and_never_by_the_server() {
 }
 
 #[test]
-fn special_files_are_data_to_the_server() {
+fn special_files_are_stored_as_reparse_points() {
     let mut lab = Lab::new();
     let mut c = lab.posix();
     let no_mode = RequestContext::Posix { mode: 0xffff };
@@ -142,7 +142,7 @@ fn special_files_are_data_to_the_server() {
 }
 
 #[test]
-fn what_is_no_reparse_point_cannot_become_one_by_mistake() {
+fn invalid_reparse_point_changes_are_refused() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let f = file("f").id(&mut c);
@@ -162,7 +162,7 @@ fn what_is_no_reparse_point_cannot_become_one_by_mistake() {
     let reader = existing("f").access(AccessMask::FILE_READ_ATTRIBUTES).id(&mut c);
     assert_eq!(set(&mut c, reader, &symlink("x")), NtStatus::ACCESS_DENIED);
     write(&mut c, f, 0, b"contents").unwrap();
-    assert_eq!(set(&mut c, f, &symlink("x")), invalid, "contents would be out of reach");
+    assert_eq!(set(&mut c, f, &symlink("x")), invalid, "contents would become inaccessible");
     let d = directory("d").id(&mut c);
     assert_eq!(set(&mut c, d, &nfs(NfsSpecialFile::FIFO)), invalid);
     let root = directory("").disposition(CreateDisposition::OPEN).id(&mut c);

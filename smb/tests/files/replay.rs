@@ -25,7 +25,7 @@ fn again(client: &mut Client, open: &Open<'_>) -> Result<Made, NtStatus> {
 }
 
 #[test]
-fn a_create_that_is_sent_again_gets_the_same_answer() {
+fn a_replayed_create_gets_the_same_answer() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -36,7 +36,7 @@ fn a_create_that_is_sent_again_gets_the_same_answer() {
         assert_eq!(again(client, &new()).unwrap(), first);
     }
     let changed = new().disposition(CreateDisposition::OPEN).attributes(FileAttributes::HIDDEN);
-    assert_eq!(again(&mut b, &changed).unwrap(), first, "what it asks for is not looked at again");
+    assert_eq!(again(&mut b, &changed).unwrap(), first, "other parameters are ignored");
     let renamed = Open { name: "g", ..new() };
     assert_eq!(again(&mut b, &renamed), Err(NtStatus::INVALID_PARAMETER));
     assert_eq!(lab.server.open_infos(None).len(), 1);
@@ -44,7 +44,7 @@ fn a_create_that_is_sent_again_gets_the_same_answer() {
 }
 
 #[test]
-fn an_open_that_was_used_is_not_made_again() {
+fn a_create_guid_is_unique_among_opens_unless_replayed() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let shared = || new().share(ShareAccess(7)).disposition(CreateDisposition::OPEN_IF);
@@ -59,7 +59,7 @@ fn an_open_that_was_used_is_not_made_again() {
 }
 
 #[test]
-fn a_create_under_way_is_neither_done_twice_nor_forgotten() {
+fn a_create_in_flight_is_neither_repeated_nor_lost() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let mut b = lab.channel(&a);
@@ -83,7 +83,7 @@ fn a_create_under_way_is_neither_done_twice_nor_forgotten() {
 }
 
 #[test]
-fn what_was_lost_with_the_last_connection_is_found_again() {
+fn a_replay_reclaims_an_open_after_the_last_connection_is_lost() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let first = make(&mut a, &new()).unwrap();
@@ -105,7 +105,7 @@ fn what_was_lost_with_the_last_connection_is_found_again() {
 }
 
 #[test]
-fn without_caching_a_create_that_is_sent_again_is_a_new_one() {
+fn without_caching_a_replayed_create_is_a_new_create() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let shared = || new().share(ShareAccess(7)).disposition(CreateDisposition::OPEN_IF);
@@ -115,7 +115,7 @@ fn without_caching_a_create_that_is_sent_again_is_a_new_one() {
 }
 
 #[test]
-fn a_create_that_waits_for_others_is_under_way_even_when_its_connection_is_lost() {
+fn a_waiting_create_stays_in_flight_after_its_connection_is_lost() {
     let mut lab = Lab::caching();
     let mut holder = lab.client();
     let mut a = lab.client();

@@ -35,7 +35,7 @@ fn alternate(c: &mut Client, name: &str) -> Result<String, NtStatus> {
 }
 
 #[test]
-fn a_file_is_opened_by_the_short_name_that_a_client_has_asked_for() {
+fn a_file_is_opened_by_its_short_name() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     populated(&mut c);
@@ -64,7 +64,7 @@ fn a_file_is_opened_by_the_short_name_that_a_client_has_asked_for() {
 }
 
 #[test]
-fn listings_have_short_names_and_find_files_by_them() {
+fn listings_contain_short_names_and_match_them() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     populated(&mut c);
@@ -81,7 +81,7 @@ fn listings_have_short_names_and_find_files_by_them() {
 }
 
 #[test]
-fn clients_with_the_posix_extensions_have_none() {
+fn posix_clients_have_no_short_names() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     populated(&mut c);

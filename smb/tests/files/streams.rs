@@ -35,7 +35,7 @@ fn named(streams: &[(&str, u64)]) -> Vec<(String, u64)> {
 }
 
 #[test]
-fn a_stream_is_made_with_its_file_and_has_contents_of_its_own() {
+fn a_stream_is_created_with_its_file_and_has_separate_contents() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     assert_eq!(file("f:s").disposition(OPEN).send(&mut c), Err(NtStatus::OBJECT_NAME_NOT_FOUND));
@@ -78,7 +78,7 @@ fn directories_have_named_streams_and_no_data() {
 }
 
 #[test]
-fn without_extended_attributes_there_are_no_streams() {
+fn named_streams_require_extended_attributes() {
     let mut lab = Lab::with(|volume| volume.extended_attributes = false);
     let mut c = lab.client();
     assert_eq!(file("f:s").send(&mut c), Err(NtStatus::OBJECT_NAME_INVALID));
@@ -87,7 +87,7 @@ fn without_extended_attributes_there_are_no_streams() {
 }
 
 #[test]
-fn share_modes_are_of_each_stream_but_for_the_deletion_of_the_file() {
+fn share_modes_apply_per_stream_except_for_deletion_of_the_file() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let nothing = ShareAccess::empty();
@@ -111,7 +111,7 @@ fn share_modes_are_of_each_stream_but_for_the_deletion_of_the_file() {
 }
 
 #[test]
-fn a_file_goes_when_its_streams_are_closed_too() {
+fn a_file_is_deleted_after_its_streams_are_closed() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let s = file("f:s").id(&mut a);
@@ -131,7 +131,7 @@ fn a_file_goes_when_its_streams_are_closed_too() {
 }
 
 #[test]
-fn a_file_and_its_stream_that_are_both_deleted_go_together() {
+fn a_file_and_its_stream_are_deleted_together() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let s = file("f:s").id(&mut c);
@@ -142,11 +142,11 @@ fn a_file_and_its_stream_that_are_both_deleted_go_together() {
     close(&mut c, s).unwrap();
     assert_eq!(lab.memory.contents("f"), None);
     let s = file("f:s").send(&mut c).unwrap();
-    assert_eq!(s.action, CreateAction::CREATED, "nothing is left of it");
+    assert_eq!(s.action, CreateAction::CREATED, "no old stream remains");
 }
 
 #[test]
-fn a_stream_is_deleted_alone() {
+fn a_stream_is_deleted_without_its_file() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let f = file("f").id(&mut a);
@@ -165,7 +165,7 @@ fn a_stream_is_deleted_alone() {
 }
 
 #[test]
-fn replacing_a_file_removes_its_streams_and_replacing_a_stream_only_its_contents() {
+fn overwriting_a_file_removes_its_streams_overwriting_a_stream_does_not() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let made = |c: &mut Client, name| {
@@ -189,7 +189,7 @@ fn replacing_a_file_removes_its_streams_and_replacing_a_stream_only_its_contents
 }
 
 #[test]
-fn a_file_with_open_streams_keeps_its_name() {
+fn a_file_with_open_streams_is_neither_renamed_nor_replaced() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let s = file("f:s").id(&mut a);
@@ -237,12 +237,12 @@ fn a_stream_is_renamed_within_its_file() {
     assert_eq!(acknowledge_lease(&mut a, 1, rh), NtStatus::SUCCESS);
     lab.deliver(&mut [&mut a, &mut b]);
     let second = granted(&b.answers.pop_front().unwrap()).unwrap();
-    let two = "others would go on by the name of before";
+    let two = "others would continue with the old name";
     assert_eq!(rename(&mut b, second.id, ":v", false), Err(NtStatus::SHARING_VIOLATION), "{two}");
 }
 
 #[test]
-fn a_stream_becomes_the_data_of_an_empty_file() {
+fn a_stream_is_renamed_to_the_data_of_an_empty_file() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let s = file("f:s").id(&mut c);
@@ -265,7 +265,7 @@ fn a_stream_becomes_the_data_of_an_empty_file() {
 }
 
 #[test]
-fn clients_of_the_file_go_on_to_cache_it_while_others_use_its_streams() {
+fn use_of_a_stream_does_not_break_leases_on_its_file() {
     let mut lab = Lab::caching();
     let (mut a, mut b) = (lab.client_of(1), lab.client_of(2));
     let rwh = LeaseState::READ_CACHING | LeaseState::HANDLE_CACHING | LeaseState::WRITE_CACHING;
@@ -277,12 +277,12 @@ fn clients_of_the_file_go_on_to_cache_it_while_others_use_its_streams() {
     lab.deliver(&mut [&mut a, &mut b]);
     assert!(a.answers.is_empty() && b.answers.is_empty(), "no break");
     let key_of_another = a.call(Command::CREATE, &lease(file("f:t"), 1, rwh)).unwrap();
-    assert_eq!(key_of_another.status(), NtStatus::INVALID_PARAMETER, "a lease is of one stream");
-    assert_eq!(streams(&mut a, f.id), named(&[("::$DATA", 0), (":s:$DATA", 1)]), "nothing stays of it");
+    assert_eq!(key_of_another.status(), NtStatus::INVALID_PARAMETER, "a lease belongs to one stream");
+    assert_eq!(streams(&mut a, f.id), named(&[("::$DATA", 0), (":s:$DATA", 1)]), "no `t` was created");
 }
 
 #[test]
-fn what_was_made_for_a_refused_stream_goes_again() {
+fn a_file_created_for_a_refused_stream_is_removed() {
     let mut lab = Lab::caching();
     let mut c = lab.client_of(1);
     let rh = LeaseState::READ_CACHING | LeaseState::HANDLE_CACHING;
@@ -293,7 +293,7 @@ fn what_was_made_for_a_refused_stream_goes_again() {
 }
 
 #[test]
-fn the_attributes_of_the_file_protect_its_streams() {
+fn file_attributes_apply_to_the_streams_of_a_file() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     file("hidden").attributes(FileAttributes::HIDDEN).touch(&mut c);
@@ -302,14 +302,14 @@ fn the_attributes_of_the_file_protect_its_streams() {
     let f = file("f").attributes(FileAttributes::READONLY).id(&mut c);
     let writes = file("f:s").access(AccessMask::FILE_GENERIC_WRITE);
     assert_eq!(writes.send(&mut c), Err(NtStatus::ACCESS_DENIED));
-    assert_eq!(streams(&mut c, f), named(&[("::$DATA", 0)]), "nor is it made");
+    assert_eq!(streams(&mut c, f), named(&[("::$DATA", 0)]), "and the stream is not created");
     let both = file("g:s").attributes(FileAttributes::READONLY).send(&mut c).unwrap();
     write(&mut c, both.id, 0, b"by its maker").unwrap();
     assert!(both.attributes.contains(FileAttributes::READONLY));
 }
 
 #[test]
-fn posix_clients_have_no_streams_and_keep_those_of_others() {
+fn posix_clients_have_no_streams_and_preserve_existing_ones() {
     let mut lab = Lab::new();
     let (mut windows, mut linux) = (lab.client(), lab.posix());
     file("f:s").touch(&mut windows);
@@ -327,7 +327,7 @@ fn posix_clients_have_no_streams_and_keep_those_of_others() {
 }
 
 #[test]
-fn extents_are_not_shared_with_streams_nor_where_the_specification_forbids_it() {
+fn extents_are_not_shared_with_streams_or_between_invalid_ranges() {
     let mut lab = Lab::new();
     let mut c = lab.client();
     let (f, s) = (file("f").id(&mut c), file("f:s").id(&mut c));
@@ -343,14 +343,14 @@ fn extents_are_not_shared_with_streams_nor_where_the_specification_forbids_it() 
         assert_eq!(status, NtStatus::NOT_SUPPORTED);
         lab.memory.take_log().contains(&"clone")
     };
-    assert!(share(f, 0, f, 8, 8), "only the backend cannot");
+    assert!(share(f, 0, f, 8, 8), "only the backend refuses");
     assert!(!share(s, 0, f, 0, 1) && !share(f, 0, s, 0, 1));
     assert!(!share(f, 0, f, 4, 8), "they overlap");
     assert!(!share(f, 8, f, 64, 9), "beyond the end of the source");
 }
 
 #[test]
-fn what_happens_to_streams_is_reported_to_those_who_ask() {
+fn stream_changes_are_reported_by_change_notify() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let d = directory("d").access(AccessMask::FILE_GENERIC_READ).id(&mut a);

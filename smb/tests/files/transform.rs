@@ -123,7 +123,7 @@ fn sign(c: &Client) -> Vec<u8> {
 }
 
 #[test]
-fn what_both_can_do_is_negotiated_over_rdma_only() {
+fn rdma_transforms_are_negotiated_over_rdma_only() {
     let mut lab = Lab::new();
     let none = vec![Id::NONE];
     for (offered, ciphers, answered) in [
@@ -148,7 +148,7 @@ fn what_both_can_do_is_negotiated_over_rdma_only() {
 }
 
 #[test]
-fn sealed_payload_is_ciphertext_in_the_clients_memory_and_clear_in_the_file() {
+fn sealed_payload_is_ciphertext_in_client_memory_and_clear_in_the_file() {
     for cipher in CIPHERS {
         let mut lab = Lab::new();
         let mut c = lab.over_rdma(|c| {
@@ -160,11 +160,11 @@ fn sealed_payload_is_ciphertext_in_the_clients_memory_and_clear_in_the_file() {
         let (clear, info) = seal(&mut c, V1);
         assert!(c.memory[FROM..FROM + LENGTH as usize] != clear[..], "{cipher:?}");
         assert_eq!(write_with(&mut c, f, TRANSFORM, &info), Ok(LENGTH), "{cipher:?}");
-        assert!(calls::read(&mut c, f, 0, LENGTH).expect("it is there") == clear, "{cipher:?}");
+        assert!(calls::read(&mut c, f, 0, LENGTH).expect("the data") == clear, "{cipher:?}");
         // In pieces, the second first, and with more room than there is data.
         c.memory.fill(0);
         let pieces = [(500_000, 50_000), (300_000, 50_000)];
-        let (count, said) = read_into(&mut c, f, 100_000, &pieces).expect("it is there");
+        let (count, said) = read_into(&mut c, f, 100_000, &pieces).expect("the data");
         let (transform_type, tag, nonce) = said.expect("a transform");
         assert_eq!((count, transform_type), (LENGTH, CryptoTransform::ENCRYPTION));
         let mut data = [&c.memory[500_000..550_000], &c.memory[300_000..320_001]].concat();
@@ -175,12 +175,12 @@ fn sealed_payload_is_ciphertext_in_the_clients_memory_and_clear_in_the_file() {
 }
 
 #[test]
-fn no_nonce_seals_twice_whether_a_message_or_payload() {
+fn messages_and_payload_never_reuse_a_nonce() {
     let mut lab = Lab::new();
     let (mut c, f) = sealing(&mut lab);
     assert_eq!(calls::write(&mut c, f, 0, &[1; 4096]), Ok(4096));
     for _ in 0..20 {
-        let (_, said) = read_into(&mut c, f, 4096, &[(0, 4096)]).expect("it is there");
+        let (_, said) = read_into(&mut c, f, 4096, &[(0, 4096)]).expect("the data");
         let mut nonce = [0; 16];
         nonce[..12].copy_from_slice(&said.expect("a transform").2);
         c.nonces.push(nonce);
@@ -190,7 +190,7 @@ fn no_nonce_seals_twice_whether_a_message_or_payload() {
 }
 
 #[test]
-fn signed_payload_is_clear_and_vouched_for() {
+fn signed_payload_is_clear_and_verifiable() {
     for algorithm in SIGNING {
         let mut lab = Lab::with(|volume| volume.protection = Protection::Sign);
         let (mut c, f) = signing(&mut lab, algorithm);
@@ -200,7 +200,7 @@ fn signed_payload_is_clear_and_vouched_for() {
         c.memory.fill(0);
         let mut nonces = HashSet::new();
         for _ in 0..3 {
-            let (count, said) = read_into(&mut c, f, LENGTH, &[(0, LENGTH)]).expect("it is there");
+            let (count, said) = read_into(&mut c, f, LENGTH, &[(0, LENGTH)]).expect("the data");
             let (transform_type, signature, nonce) = said.expect("a transform");
             assert_eq!((count, transform_type), (LENGTH, CryptoTransform::SIGNING), "{algorithm:?}");
             assert!(c.memory[..LENGTH as usize] == clear, "{algorithm:?}");
@@ -215,17 +215,17 @@ fn signed_payload_is_clear_and_vouched_for() {
 }
 
 #[test]
-fn payload_that_was_changed_on_its_way_is_not_written() {
+fn tampered_payload_is_not_written() {
     let mut lab = Lab::new();
     let (mut c, f) = sealing(&mut lab);
     let (_, info) = seal(&mut c, INVALIDATE);
     c.memory[FROM + 5] ^= 1;
     lab.memory.take_log();
     assert_eq!(write_with(&mut c, f, TRANSFORM, &info), Err(NtStatus::AUTH_TAG_MISMATCH));
-    assert_eq!(c.invalidated.pop(), Some(Some(Token(100))), "also by a failure");
+    assert_eq!(c.invalidated.pop(), Some(Some(Token(100))), "also after a failure");
     assert!(lab.memory.take_log().is_empty(), "nothing reached the file system");
     c.memory[FROM + 5] ^= 1;
-    assert_eq!(write_with(&mut c, f, TRANSFORM, &info), Ok(LENGTH), "the connection goes on");
+    assert_eq!(write_with(&mut c, f, TRANSFORM, &info), Ok(LENGTH), "the connection stays open");
     for algorithm in SIGNING {
         let mut lab = Lab::new();
         let (mut c, f) = signing(&mut lab, algorithm);
@@ -242,7 +242,7 @@ fn payload_that_was_changed_on_its_way_is_not_written() {
 }
 
 #[test]
-fn transforms_that_cannot_be_are_refused() {
+fn malformed_transforms_are_refused() {
     let mut lab = Lab::new();
     let (mut c, f) = sealing(&mut lab);
     let (_, good) = seal(&mut c, V1);
@@ -282,13 +282,13 @@ fn transforms_that_cannot_be_are_refused() {
         ("a tag too long", sealed(&[0; 17], &[0; 12], pieces), NtStatus::AUTH_TAG_MISMATCH),
         ("a tag cut short", sealed(&[0; 15], &[0; 12], pieces), NtStatus::AUTH_TAG_MISMATCH),
         ("a nonce of the other mode", sealed(&[0; 16], &[0; 11], pieces), NtStatus::AUTH_TAG_MISMATCH),
-        ("a signature of what is not signed", changed(16, 2), NtStatus::INVALID_PARAMETER),
+        ("a signature without signing", changed(16, 2), NtStatus::INVALID_PARAMETER),
     ] {
         lab.memory.take_log();
         assert_eq!(write_with(&mut c, f, TRANSFORM, &info), Err(status), "{what}");
         assert!(lab.memory.take_log().is_empty(), "{what}");
     }
-    assert_eq!(write_with(&mut c, f, TRANSFORM, &good), Ok(LENGTH), "the good one");
+    assert_eq!(write_with(&mut c, f, TRANSFORM, &good), Ok(LENGTH), "the valid transform");
     // Sealed payload in a message that is not sealed.
     let (mut c, f) = signing(&mut lab, SigningAlgorithm::AesGmac);
     assert_eq!(write_with(&mut c, f, TRANSFORM, &good), Err(NtStatus::INVALID_PARAMETER));
@@ -299,7 +299,7 @@ fn transforms_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn what_was_not_negotiated_is_refused_and_payload_never_goes_in_clear_that_must_not() {
+fn unnegotiated_transforms_are_refused_without_clear_text_fallback() {
     let mut lab = Lab::new();
     let there = descriptors(&[(FROM, LENGTH)]);
     for (offered, read, written) in [
@@ -315,7 +315,7 @@ fn what_was_not_negotiated_is_refused_and_payload_never_goes_in_clear_that_must_
         assert_eq!(
             calls::write(&mut c, f, 0, &vec![3; LENGTH as usize]),
             Ok(LENGTH),
-            "in the message it does"
+            "inline payload is allowed"
         );
         let found = read_into(&mut c, f, LENGTH, &[(0, LENGTH)]).map(|(count, _)| count);
         assert_eq!(found, read, "{offered:?}");
@@ -350,7 +350,7 @@ fn info_of(lab: &Lab, client: &Client) -> SessionInfo {
 }
 
 #[test]
-fn the_list_of_sessions_says_how_payload_goes() {
+fn session_infos_report_transports_and_their_protection() {
     use Protection::{Optional, Seal, Sign};
     for (protection, transforms, over_rdma, over_tcp) in [
         (Optional, &[][..], "rdma", "tcp"),

@@ -12,7 +12,7 @@ use crate::calls::{Lab, close, file, read, write};
 const READS: u32 = 4_000;
 
 #[test]
-fn a_removal_that_is_refused_disturbs_no_client() {
+fn a_refused_volume_removal_disturbs_no_client() {
     let mut lab = Lab::new();
     let mut client = lab.client();
     let f = file("f").id(&mut client);

@@ -80,7 +80,7 @@ fn remove(client: &mut Client, name: &str) {
 }
 
 #[test]
-fn names_that_come_go_and_change_are_reported() {
+fn added_removed_and_renamed_files_are_reported() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     // An open that may delete the directory prevents renames in it by others.
@@ -88,7 +88,7 @@ fn names_that_come_go_and_change_are_reported() {
     waits(&mut a, d, NAMES, false);
     make(&mut b, "elsewhere");
     lab.deliver(&mut [&mut a, &mut b]);
-    assert!(a.answers.is_empty(), "only what is in it");
+    assert!(a.answers.is_empty(), "only changes in the directory");
     make(&mut b, "d\\f");
     lab.deliver(&mut [&mut a, &mut b]);
     assert_eq!(reported(&mut a), list(&[(ADDED, "f")]));
@@ -112,7 +112,7 @@ fn names_that_come_go_and_change_are_reported() {
 }
 
 #[test]
-fn only_what_the_filter_names_is_reported_and_the_first_filter_stays() {
+fn only_filtered_changes_are_reported_and_the_first_filter_stays() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let d = directory("d").id(&mut a);
@@ -151,7 +151,7 @@ fn only_what_the_filter_names_is_reported_and_the_first_filter_stays() {
 }
 
 #[test]
-fn a_tree_is_watched_to_its_depths_and_from_the_root() {
+fn watch_tree_reports_changes_at_any_depth() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let root = directory("").disposition(CreateDisposition::OPEN).id(&mut a);
@@ -175,7 +175,7 @@ fn a_tree_is_watched_to_its_depths_and_from_the_root() {
 }
 
 #[test]
-fn a_directory_is_watched_under_its_new_name() {
+fn a_watch_follows_a_renamed_directory() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let d = directory("d").id(&mut a);
@@ -191,7 +191,7 @@ fn a_directory_is_watched_under_its_new_name() {
 }
 
 #[test]
-fn more_than_there_is_room_for_is_answered_with_notify_enum_dir() {
+fn changes_beyond_the_buffer_are_answered_with_notify_enum_dir() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let d = directory("d").id(&mut a);
@@ -219,7 +219,7 @@ fn more_than_there_is_room_for_is_answered_with_notify_enum_dir() {
 }
 
 #[test]
-fn a_directory_keeps_no_more_than_the_limit_however_much_its_client_has_room_for() {
+fn buffered_changes_are_limited_regardless_of_the_client_buffer() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let d = directory("d").id(&mut a);
@@ -243,7 +243,7 @@ fn a_directory_keeps_no_more_than_the_limit_however_much_its_client_has_room_for
 }
 
 #[test]
-fn requests_of_one_open_are_answered_in_turn() {
+fn requests_of_one_open_are_answered_in_order() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let d = directory("d").id(&mut a);
@@ -259,7 +259,7 @@ fn requests_of_one_open_are_answered_in_turn() {
 }
 
 #[test]
-fn what_had_come_when_a_request_is_cancelled_is_reported() {
+fn a_cancelled_request_reports_changes_that_preceded_the_cancel() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let d = directory("d").id(&mut a);
@@ -273,7 +273,7 @@ fn what_had_come_when_a_request_is_cancelled_is_reported() {
 }
 
 #[test]
-fn a_watch_ends_with_its_tree_its_session_and_its_directory() {
+fn a_watch_ends_with_its_tree_session_or_directory() {
     for end in ["tree", "logoff", "deletion", "delete on close"] {
         let mut lab = Lab::new();
         let (mut a, mut b) = (lab.client(), lab.client());
@@ -325,7 +325,7 @@ fn a_sealed_watch_is_answered_sealed_when_its_session_is_replaced() {
 }
 
 #[test]
-fn a_lost_channel_takes_its_request_with_it_and_no_change_is_missed() {
+fn a_lost_channel_ends_its_request_and_no_change_is_missed() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut second = lab.channel(&a);
@@ -344,7 +344,7 @@ fn a_lost_channel_takes_its_request_with_it_and_no_change_is_missed() {
 }
 
 #[test]
-fn a_request_on_another_channel_reports_an_answer_that_was_lost() {
+fn a_request_on_another_channel_reports_changes_of_a_lost_answer() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let mut second = lab.channel(&a);
@@ -360,7 +360,7 @@ fn a_request_on_another_channel_reports_an_answer_that_was_lost() {
 }
 
 #[test]
-fn files_rights_and_closed_handles_are_looked_at() {
+fn invalid_change_notify_requests_are_refused() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let f = file("f").id(&mut a);
@@ -374,7 +374,7 @@ fn files_rights_and_closed_handles_are_looked_at() {
 }
 
 #[test]
-fn no_more_requests_wait_on_a_connection_than_the_limit() {
+fn waiting_requests_are_limited_per_connection() {
     let mut lab = Lab::new();
     let mut a = lab.client();
     let d = directory("d").id(&mut a);

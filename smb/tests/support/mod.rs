@@ -375,7 +375,7 @@ impl Client {
             let message = frame[range.expect("well-formed")].to_vec();
             let header = Header::parse(&message).expect("a header");
             assert!(header.is_response());
-            // The response for a session that is gone is not signed with its key.
+            // The response for a session that has ended is not signed with its key.
             let without_key = header.status == NtStatus::USER_SESSION_DELETED && header.signature == [0; 16];
             if header.flags.contains(HeaderFlags::SIGNED)
                 && !without_key

@@ -18,7 +18,7 @@ impl World {
         let (from, to) = (notification.current_lease_state, notification.new_lease_state);
         self.note(format!("host {host}: {id:?} is broken, {from:?} to {to:?}"));
         let cache = self.files.iter_mut().find_map(|f| f.cache_mut(id)).expect("a lease that is held");
-        assert_eq!(cache.state, from, "what it is broken from");
+        assert_eq!(cache.state, from, "the state before the break");
         assert!(cache.breaking.is_none(), "one break at a time");
         assert!(from.contains(to) && from != to, "a break takes something away");
         assert_eq!(notification.flags.0 != 0, from.intersects(W | H), "ACK_REQUIRED");

@@ -278,7 +278,7 @@ impl World {
         }
         for file in &self.files {
             let outdated = file.caches.iter().find(|c| c.outdated && c.breaking.is_none());
-            assert!(outdated.is_none(), "may go on to use what others have changed: {outdated:?}");
+            assert!(outdated.is_none(), "may still use data that others changed: {outdated:?}");
             for cache in file.caches.iter().filter(|c| c.state.contains(W)) {
                 let mut others = file.opens.iter().filter(|o| o.cache != Some(cache.id));
                 let other = others.find(|o| !o.is_stat_only());

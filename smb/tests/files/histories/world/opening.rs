@@ -154,7 +154,7 @@ impl World {
         if wish.overwrites() {
             file.outdate(own);
             file.contents.clear();
-            // This client's own cached data is gone; others are notified.
+            // This client's own cached data is discarded; others are notified.
             for cache in file.caches.iter_mut().filter(|c| c.host == host) {
                 cache.contents = None;
                 cache.dirty.clear();
@@ -208,7 +208,7 @@ impl World {
                 // A request without conflicts is granted.
                 if wish.ask != Ask::Nothing && file.locks.is_empty() && others().next().is_none() {
                     let stat = matches!(wish.ask, Ask::Oplock(_)) && is_stat_only(wish.access);
-                    assert!(stat || state == asked, "granted {state:?} of {asked:?} to one that is alone");
+                    assert!(stat || state == asked, "granted {state:?} of {asked:?} to a sole opener");
                 }
                 if matches!(wish.ask, Ask::Lease { .. })
                     && file.locks.is_empty()
