@@ -68,7 +68,7 @@ fn owners_can_change_the_dacl_unless_owner_rights_limit_them() {
 }
 
 #[test]
-fn a_null_dacl_grants_all_access_and_a_damaged_one_owner_access() {
+fn a_null_dacl_grants_all_access_and_a_damaged_one_only_owner_rights() {
     let control = Control::DACL_PRESENT;
     let null = SecurityDescriptor { control, ..SecurityDescriptor::default() };
     let null = Kept::new(null).expect("kept");

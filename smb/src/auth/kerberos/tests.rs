@@ -370,7 +370,12 @@ fn disabled_mechanisms_are_not_used() {
 proptest! {
     /// Authenticated data comes from the KDC or from a client with a ticket, and can still be arbitrary.
     #[test]
-    fn parsing_arbitrary_plaintext_never_panics(at in 0..400usize, byte: u8, cut in 0..400usize, rubbish: Vec<u8>) {
+    fn parsing_arbitrary_plaintext_never_panics(
+        at in 0..400usize,
+        byte: u8,
+        cut in 0..400usize,
+        rubbish: Vec<u8>,
+    ) {
         let client = Client::new();
         for plain in [client.ticket_part(), client.authenticator(), rubbish] {
             let mut changed = plain.clone();

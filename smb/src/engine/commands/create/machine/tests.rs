@@ -351,7 +351,7 @@ fn names_are_unlinked_one_by_one_before_the_file_is_looked_up_again() {
         Box::new(Create { plan, state: State::Running }).remove_names(ctx, vec![close(), close()])
     });
     assert_eq!(first, submits("Close", "RemovingNames, 1 more"));
-    assert_eq!(create.complete(FULL), submits("Close", "RemovingNames, 0 more"), "it may be unlinked already");
+    assert_eq!(create.complete(FULL), submits("Close", "RemovingNames, 0 more"), "may be unlinked already");
     assert_eq!(create.complete(Ok(FsReply::Done)), submits("Open", OPENING));
 }
 
