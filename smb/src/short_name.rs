@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_have_short_ones_that_stay_the_same() {
+    fn generated_short_names_are_stable() {
         for (long, first, extension) in [
             ("a long name", "A", ""),
             ("report of 2026.html", "R", ".HTM"),
@@ -129,19 +129,19 @@ mod tests {
             assert!(short.starts_with(first) && &short[8..] == extension, "{long}: {short}");
             assert_eq!(short, of(long));
         }
-        // Clients can have stored it.
+        // Clients may have stored it.
         assert_eq!(of("a long name"), "A5OE30~7");
     }
 
     #[test]
-    fn few_names_have_the_same() {
+    fn short_names_rarely_collide() {
         let shorts: HashSet<String> =
             (0..20_000).map(|i| of(&format!("sample-{i:09}.jpeg")).into_owned()).collect();
         assert!(shorts.len() >= 19_990, "{}", shorts.len());
     }
 
     #[test]
-    fn other_names_are_not_taken_for_them() {
+    fn other_names_are_not_taken_for_generated_short_names() {
         for name in [
             "",
             "A",
@@ -162,8 +162,8 @@ mod tests {
             assert!(!may_be_made(name), "{name}");
         }
         assert!(may_be_made("AAAAAA~1") && may_be_made("_00000~Z.TXT"));
-        assert!(!is_of("AAAAAA~1", "AAAAAA~1"), "its own name is none that was made");
+        assert!(!is_of("AAAAAA~1", "AAAAAA~1"), "a short name is not generated from itself");
         let separated = r"a long\name";
-        assert!(!is_of(&of(separated), separated), "a name that cannot be named");
+        assert!(!is_of(&of(separated), separated), "an invalid SMB name");
     }
 }

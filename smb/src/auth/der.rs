@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_der_forbids() {
+    fn invalid_der_encodings_are_refused() {
         for bad in [
             &[][..],
             &[4],

@@ -90,14 +90,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_the_password_of_the_specification() {
+    fn nt_hash_matches_the_ms_nlmp_example() {
         // [MS-NLMP] 4.2.2.1.2 NTOWFv1("Password")
         assert_eq!(*NtHash::from_password("Password").to_hex(), "a4f49c406510bdcab6824ee7c30fd852");
         assert_eq!(*NtHash::from_password("").to_hex(), "31d6cfe0d16ae931b73c59d7e0c089c0");
     }
 
     #[test]
-    fn hex_round_trips_and_refuses_the_rest() {
+    fn hex_round_trips_and_invalid_hex_is_refused() {
         let hash = NtHash::from_password("pä𝄞");
         assert_eq!(NtHash::from_hex(&hash.to_hex()), Ok(hash.clone()));
         assert_eq!(NtHash::from_hex(&hash.to_hex().to_uppercase()), Ok(hash));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn debug_shows_nothing() {
+    fn debug_output_hides_the_hash() {
         assert_eq!(format!("{:?}", NtHash::from_password("secret")), "NtHash(..)");
     }
 }

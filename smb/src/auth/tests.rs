@@ -1,4 +1,4 @@
-//! Complete exchanges between our two ends, and every way to break one.
+//! Complete exchanges between our client and our server, and every way to tamper with one.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ fn acceptor() -> Acceptor {
     acceptor_named(&[])
 }
 
-/// An acceptor that clients know by these names.
+/// An acceptor with these configured target names.
 fn acceptor_named(target_names: &[&str]) -> Acceptor {
     let config = AcceptorConfig {
         nb_domain: "FOREBAY".into(),
@@ -49,7 +49,7 @@ fn lookup(user: &str, domain: &str) -> Vec<NtHash> {
     }
 }
 
-/// Runs an exchange to its end; `spoil` can modify each token of the client, with its number, before it is sent.
+/// Runs a complete exchange; `spoil` can modify each token of the client, with its number, before it is sent.
 fn converse(
     config: InitiatorConfig,
     mut spoil: impl FnMut(usize, &mut Vec<u8>),
@@ -78,7 +78,7 @@ fn converse(
 }
 
 #[test]
-fn a_client_that_means_another_server_is_refused_where_names_are_known() {
+fn wrong_target_name_is_refused_if_target_names_are_configured() {
     let log_on = |names: &[&str], target_name: Option<&str>| {
         let (mut server, mut client) = (
             acceptor_named(names),
@@ -98,12 +98,12 @@ fn a_client_that_means_another_server_is_refused_where_names_are_known() {
     }
     for bad in ["cifs/elsewhere", "http/node1.example", "node1.example", "cifs/", "cifs/node1.example.org"] {
         assert_eq!(log_on(&names, Some(bad)), Err(AuthError::LogonFailure), "{bad}");
-        assert_eq!(log_on(&[], Some(bad)), Ok(()), "not judged without names");
+        assert_eq!(log_on(&[], Some(bad)), Ok(()), "unchecked without names");
     }
 }
 
 #[test]
-fn both_ends_agree_on_user_and_key() {
+fn client_and_server_agree_on_user_and_session_key() {
     for spnego in [true, false] {
         for random_session_key in [Some(SessionKey::new(&[0x55; 16])), None] {
             for password in ["old", "right"] {
@@ -130,7 +130,7 @@ fn refusal(config: InitiatorConfig, spoil: impl FnMut(usize, &mut Vec<u8>)) -> A
 }
 
 #[test]
-fn wrong_password_and_unknown_user_are_the_same_error() {
+fn wrong_password_and_unknown_user_give_the_same_error() {
     for spnego in [true, false] {
         let base = InitiatorConfig { spnego, ..initiator() };
         let wrong = InitiatorConfig { nt_hash: NtHash::from_password("wrong"), ..base.clone() };
@@ -165,7 +165,7 @@ fn set_field(message: &mut Vec<u8>, field: usize, value: &[u8]) {
 }
 
 #[test]
-fn anonymous_and_nameless_are_refused() {
+fn anonymous_logons_and_empty_user_names_are_refused() {
     let anonymous = refusal(bare(), |number, token| {
         if number == 1 {
             set_field(token, LM_FIELD, &[0]);
@@ -190,7 +190,7 @@ fn anonymous_and_nameless_are_refused() {
 }
 
 #[test]
-fn only_ntlm_v2_responses_are_looked_at() {
+fn only_ntlm_v2_responses_are_accepted() {
     for response in [&[][..], &[0; 24], &[7; 16]] {
         let refused = refusal(bare(), |number, token| {
             if number == 1 {
@@ -202,8 +202,8 @@ fn only_ntlm_v2_responses_are_looked_at() {
 }
 
 #[test]
-fn a_changed_message_fails_its_mic() {
-    // Byte 12 of NEGOTIATE holds flags that change nothing here; in AUTHENTICATE change MIC, version and workstation.
+fn tampered_messages_fail_the_mic() {
+    // Byte 12 of NEGOTIATE holds flags without effect here; in AUTHENTICATE, change MIC, version and workstation.
     for (message, at) in [(0, 15), (1, 64), (1, 72), (1, 87)] {
         let refused = refusal(bare(), |number, token| {
             if number == message {
@@ -212,7 +212,7 @@ fn a_changed_message_fails_its_mic() {
         });
         assert_eq!(refused, AuthError::LogonFailure, "message {message} byte {at}");
     }
-    // The response states that there is a MIC, protected by NTProofStr: removing the MIC is no way around it.
+    // The response states that there is a MIC, protected by NTProofStr: removing the MIC does not bypass the check.
     let refused = refusal(bare(), |number, token| {
         if number == 1 {
             let flag =
@@ -224,7 +224,7 @@ fn a_changed_message_fails_its_mic() {
 }
 
 #[test]
-fn a_changed_session_key_is_noticed() {
+fn tampered_session_key_is_refused() {
     let refused = refusal(bare(), |number, token| {
         if number == 1 {
             set_field(token, SESSION_KEY_FIELD, &[1; 16]);
@@ -240,7 +240,7 @@ fn a_changed_session_key_is_noticed() {
 }
 
 #[test]
-fn messages_must_come_in_order() {
+fn out_of_order_messages_are_refused() {
     let client = Initiator::new(bare());
     let mut server = acceptor();
     server.step(&client.first(), &lookup).expect("negotiate");
@@ -263,7 +263,7 @@ fn messages_must_come_in_order() {
 const KERBEROS: &[u8] = &[0x2A, 0x86, 0x48, 0x86, 0xF7, 0x12, 0x01, 0x02, 0x02];
 
 #[test]
-fn another_preferred_mechanism_asks_for_a_mic() {
+fn mic_is_required_if_the_client_prefers_another_mechanism() {
     let list = spnego::encode_mech_list(&[KERBEROS, spnego::NTLMSSP]);
     for strip_mic in [false, true] {
         let (mut server, mut client) = (acceptor(), Initiator::new(initiator()));
@@ -271,9 +271,9 @@ fn another_preferred_mechanism_asks_for_a_mic() {
         let first = spnego::encode_init(&list, Some(b"a Kerberos ticket, none of our business"));
         let Ok(Step::Continue(answer)) = server.step(&first, &lookup) else { panic!("first") };
         let response = spnego::NegTokenResp::parse(&answer).expect("our own token");
-        // [RFC 4178] 4.2.2: request-mic, and the mechanism that we chose.
+        // [RFC 4178] 4.2.2: request-mic, and the selected mechanism.
         assert_eq!((response.neg_state, response.supported_mech), (Some(3), Some(spnego::NTLMSSP)));
-        let Ok(ClientStep::Continue(token)) = client.step(&answer, 0) else { panic!("client begins again") };
+        let Ok(ClientStep::Continue(token)) = client.step(&answer, 0) else { panic!("client restarts") };
         let Ok(Step::Continue(answer)) = server.step(&token, &lookup) else { panic!("challenge") };
         let Ok(ClientStep::Last(mut last, _)) = client.step(&answer, 0) else { panic!("authenticate") };
         if strip_mic {
@@ -288,7 +288,7 @@ fn another_preferred_mechanism_asks_for_a_mic() {
 }
 
 #[test]
-fn a_changed_mechanism_list_fails_its_mic() {
+fn tampered_mechanism_list_fails_the_mic() {
     let (mut server, mut client) = (acceptor(), Initiator::new(initiator()));
     let Ok(Step::Continue(answer)) = server.step(&client.first(), &lookup) else { panic!("first") };
     client.mech_list = spnego::encode_mech_list(&[KERBEROS, spnego::NTLMSSP]);
@@ -297,7 +297,7 @@ fn a_changed_mechanism_list_fails_its_mic() {
 }
 
 #[test]
-fn mechanisms_that_we_lack_are_refused() {
+fn unsupported_mechanisms_are_refused() {
     let list = spnego::encode_mech_list(&[KERBEROS]);
     let error = acceptor().step(&spnego::encode_init(&list, None), &lookup).expect_err("Kerberos only");
     assert_eq!(error, AuthError::Incompatible("client offers no mechanism that we know"));
@@ -305,7 +305,7 @@ fn mechanisms_that_we_lack_are_refused() {
 }
 
 #[test]
-fn the_hint_offers_ntlmssp() {
+fn negotiate_hint_offers_ntlmssp() {
     let hint = negotiate_hint(true, false);
     let init = spnego::NegTokenInit::parse(&hint).expect("our own token");
     assert_eq!(init.mech_types, [spnego::NTLMSSP]);
@@ -313,7 +313,7 @@ fn the_hint_offers_ntlmssp() {
 }
 
 #[test]
-fn oversized_tokens_are_refused_unread() {
+fn oversized_tokens_are_refused() {
     let mut token = Initiator::new(bare()).first();
     token.resize(crate::limits::SECURITY_BLOB_BYTES_MAX + 1, 0);
     assert_eq!(
@@ -329,7 +329,7 @@ fn recorded_lookup(_: &str, _: &str) -> Vec<NtHash> {
 /// Recorded from pyspnego 0.12 (used by smbprotocol), SPNEGO with mechListMIC, against this acceptor's fixed
 /// challenge; it accepted our answers and computed the same session key.
 #[test]
-fn accepts_a_recorded_pyspnego_client() {
+fn recorded_pyspnego_exchange_is_accepted() {
     let mut server = acceptor();
     let first = hex(
         "604806062b0601050502a03e303ca00e300c060a2b06010401823702020aa22a04284e544c4d53535000010000003782\
@@ -363,7 +363,7 @@ fn accepts_a_recorded_pyspnego_client() {
 
 /// Recorded from impacket 0.13, which sends no MIC, no version, and its payload directly after the flags.
 #[test]
-fn accepts_a_recorded_impacket_client() {
+fn recorded_impacket_exchange_is_accepted() {
     let mut server = acceptor();
     let first = hex("4e544c4d5353500001000000358288e000000000000000000000000000000000");
     let Ok(Step::Continue(_)) = server.step(&first, &recorded_lookup) else { panic!("negotiate") };
@@ -407,9 +407,9 @@ fn truncated_tokens_are_refused_at_every_length() {
 }
 
 proptest! {
-    /// For any change to AUTHENTICATE or its frame, no other user logs on and nothing panics.
+    /// For any change to AUTHENTICATE or its frame, no other user is authenticated and nothing panics.
     #[test]
-    fn mutated_tokens_never_panic_nor_log_on_another(
+    fn mutated_tokens_never_panic_or_authenticate_another_user(
         spnego: bool,
         which in 0usize..2,
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
@@ -435,7 +435,11 @@ proptest! {
     }
 
     #[test]
-    fn rubbish_never_panics(token in prop::collection::vec(any::<u8>(), 0..300), ntlm: bool, next: bool) {
+    fn arbitrary_tokens_never_panic_or_authenticate(
+        token in prop::collection::vec(any::<u8>(), 0..300),
+        ntlm: bool,
+        next: bool,
+    ) {
         let mut server = acceptor();
         if next {
             server.step(&good_tokens(ntlm)[0], &lookup).expect("negotiate");

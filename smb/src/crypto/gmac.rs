@@ -185,7 +185,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn nist_vector() {
+    fn gmac_matches_nist_test_vectors() {
         // GCM Test Case 1 of the GCM submission: no data, key and nonce zero.
         let key = GmacKey::new(&[0; 16]);
         assert_eq!(key.tag([0; 12], &[], &[], &[])[..], hex("58e2fccefa7e3061367f1d57a4e7455a")[..]);
@@ -200,7 +200,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn cuts_do_not_matter(
+        fn the_tag_does_not_depend_on_how_the_message_is_split(
             key: [u8; 16],
             nonce: [u8; 12],
             len in 0usize..100_000,
@@ -211,7 +211,7 @@ mod tests {
             let key = GmacKey::new(&key);
             let expected = key.tag_of_one(nonce, &message);
             let mut at: Vec<usize> = cuts.drain(..).map(|cut| cut.index(len + 1)).collect();
-            // Large pieces after a small one at every alignment.
+            // Large pieces after a small one, at every alignment.
             at.push(near.min(len));
             at.sort_unstable();
             let mut pieces = Vec::new();

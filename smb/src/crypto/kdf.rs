@@ -183,7 +183,7 @@ mod tests {
 
     /// Expected values: pyca/cryptography 50, KBKDFHMAC.
     #[test]
-    fn derives_what_an_independent_implementation_derives() {
+    fn derived_keys_match_pyca_cryptography() {
         let key = SessionKey::new(&hex("270e1ba896585eeb7af3472d3b4c75a7"));
         let v30 = KeyDerivation::Smb30;
         assert_eq!(signing_key(v30, &key).0[..], hex("4eeaf9e6bc024e1adf4a560f01570deb"));
@@ -221,7 +221,7 @@ mod tests {
 
     /// From Microsoft's "Encryption in SMB 3.0: A protocol perspective": a server's two keys.
     #[test]
-    fn derives_the_keys_of_the_published_exchange() {
+    fn derived_keys_match_the_published_smb_3_0_exchange() {
         let key = SessionKey::new(&hex("b4546771b515f766a86735532dd6c4f0"));
         assert_eq!(
             server_to_client_key(KeyDerivation::Smb30, key.as_bytes(), Cipher::Aes128Ccm).as_bytes(),

@@ -365,7 +365,7 @@ mod tests {
     /// SP800-38C example 1 has nonces of 7 bytes; RFC 3610's have 13. There is no published example with 11 bytes, so the
     /// expected values are from pyca/cryptography 50 (OpenSSL), for CCM and GCM alike: tag, SHA-256 of the ciphertext.
     #[test]
-    fn seals_as_an_independent_implementation_does() {
+    fn sealed_frames_match_pyca_cryptography() {
         for (cipher, tag, ciphertext) in [
             (
                 Cipher::Aes128Ccm,
@@ -401,7 +401,7 @@ mod tests {
 
     /// SP800-38D without plaintext is tested in `gmac`; here test case 4 of the GCM submission, with both.
     #[test]
-    fn gcm_of_the_submission() {
+    fn gcm_matches_test_case_4_of_the_submission() {
         let key =
             CipherKey::new(Cipher::Aes128Gcm, &hex("feffe9928665731c6d6a8f9467308308")).expect("16 bytes");
         let mut nonce = [0; 16];
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sealed_opens_and_nothing_else() {
+    fn only_intact_sealed_frames_open() {
         for id in 1..=4 {
             let cipher = Cipher::from_id(id).expect("four ciphers");
             assert_eq!(cipher.id(), id);
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn nonces_end_and_never_repeat() {
+    fn nonces_never_repeat_and_can_be_exhausted() {
         let mut nonces = NonceSequence::new([1, 2, 3], u64::MAX - 1);
         let first = nonces.next_nonce().expect("two are left").0;
         let last = nonces.next_nonce().expect("one is left").0;
@@ -462,7 +462,7 @@ mod tests {
 
     /// Expected values: pyca/cryptography 48.
     #[test]
-    fn payload_is_sealed_as_an_independent_implementation_does() {
+    fn sealed_payload_matches_pyca_cryptography() {
         for (cipher, tag, ciphertext) in [
             (
                 Cipher::Aes128Ccm,

@@ -215,9 +215,9 @@ mod tests {
         message
     }
 
-    /// RFC 4493 section 4: the primitive on which the rest is built.
+    /// RFC 4493 section 4: the primitive that signing is built on.
     #[test]
-    fn cmac_of_rfc_4493() {
+    fn cmac_matches_rfc_4493_vectors() {
         let key = cmac::Key::new(cmac::AES_128, &hex("2b7e151628aed2a6abf7158809cf4f3c")).expect("16 bytes");
         let message = hex("6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51\
                            30c81c46a35ce411e5fbc1191a0a52eff69f2445df4f9b17ad2b417be66c3710");
@@ -233,7 +233,7 @@ mod tests {
 
     /// Expected values: pyca/cryptography 50. Columns: command, flags, payload; HMAC-SHA256, AES-CMAC, AES-GMAC.
     #[test]
-    fn signs_as_an_independent_implementation_does() {
+    fn signatures_match_pyca_cryptography() {
         for (command, flags, payload, expected) in [
             (
                 8,
@@ -310,12 +310,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_signed_verifies_and_nothing_else() {
+    fn only_intact_signed_messages_verify() {
         for algorithm in ALGORITHMS {
             let key = key(algorithm);
             let mut message = message(9, 0, 20_000);
             let (first, rest) = message.split_at_mut(112);
-            // Arbitrary bytes in the field must not matter.
+            // The previous contents of the signature field must not matter.
             first[SIGNATURE].fill(0xEE);
             key.sign_in_place(first, &[rest]);
             assert_eq!(first[FLAGS] & FLAG_SIGNED, FLAG_SIGNED);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn too_short_for_a_header_is_no_message() {
+    fn messages_shorter_than_a_header_do_not_verify() {
         for algorithm in ALGORITHMS {
             assert!(!key(algorithm).verify(&[]));
             assert!(!key(algorithm).verify(&[&[0; 63], &[0; 64]]));
@@ -350,7 +350,7 @@ mod tests {
 
     /// Expected values: pyca/cryptography 48.
     #[test]
-    fn payload_is_signed_as_an_independent_implementation_does() {
+    fn payload_signatures_match_pyca_cryptography() {
         let payload = pattern(70_000);
         let nonce = hex("0807060504030201c1c2c300").try_into().expect("12 bytes");
         for (algorithm, expected) in ALGORITHMS.into_iter().zip([

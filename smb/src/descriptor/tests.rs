@@ -23,7 +23,7 @@ fn aces(kept: &Kept) -> &[Ace] {
 }
 
 #[test]
-fn of_each_right_the_first_entry_decides() {
+fn the_first_matching_ace_decides_each_right() {
     let owner = Sid::unix_user(1000);
     let list = |aces: Vec<Ace>| kept(aces).rights(OF).without(OF_OWNERS);
     let (allow_read, deny_read) = (Ace::allow(owner.clone(), READ | WRITE), deny(owner.clone(), READ));
@@ -44,7 +44,7 @@ fn of_each_right_the_first_entry_decides() {
 }
 
 #[test]
-fn entries_with_a_condition_deny_and_do_not_allow() {
+fn conditional_aces_can_deny_but_not_allow() {
     let conditional = |ace_type, body: &[u8]| Ace {
         ace_type,
         ace_flags: AceFlags::empty(),
@@ -61,14 +61,14 @@ fn entries_with_a_condition_deny_and_do_not_allow() {
 }
 
 #[test]
-fn owners_can_always_change_the_list_unless_it_says_what_owners_can() {
+fn owners_can_change_the_dacl_unless_owner_rights_limit_them() {
     assert_eq!(kept(Vec::new()).rights(OF), OF_OWNERS);
     assert_eq!(kept(vec![deny(Sid::everyone(), AccessMask::FILE_ALL_ACCESS)]).rights(OF), OF_OWNERS);
     assert_eq!(kept(vec![Ace::allow(owner_rights(), READ)]).rights(OF), READ);
 }
 
 #[test]
-fn the_null_list_grants_everything_and_damage_nothing() {
+fn a_null_dacl_grants_all_access_and_a_damaged_one_only_owner_rights() {
     let control = Control::DACL_PRESENT;
     let null = SecurityDescriptor { control, ..SecurityDescriptor::default() };
     let null = Kept::new(null).expect("kept");
@@ -87,7 +87,7 @@ fn the_null_list_grants_everything_and_damage_nothing() {
 type Inherits<'a> = (AceFlags, Option<AceFlags>, &'a [AceFlags]);
 
 #[test]
-fn entries_are_passed_on_as_their_flags_say() {
+fn aces_are_inherited_according_to_their_flags() {
     let none = AceFlags::empty();
     let (file, directory) = (AceFlags::OBJECT_INHERIT, AceFlags::CONTAINER_INHERIT);
     let (only, ends) = (AceFlags::INHERIT_ONLY, AceFlags::NO_PROPAGATE_INHERIT);
@@ -116,7 +116,7 @@ fn entries_are_passed_on_as_their_flags_say() {
         assert_eq!(passed_on(&above, false), expected(of_file.as_slice()), "{flags:?}");
         assert_eq!(passed_on(&above, true), expected(of_directory), "{flags:?}");
     }
-    // CREATOR OWNER: the user who creates it, and in a directory also of objects created there later.
+    // CREATOR OWNER: the user who creates the object; a directory also passes the entry on to objects created in it.
     let both = file | directory;
     let above = kept(vec![with_flags(Ace::allow(creator(0), AccessMask::GENERIC_READ), both)]);
     let own = Ace::allow(Sid::unix_user(1000), AccessMask::FILE_GENERIC_READ);
@@ -126,7 +126,7 @@ fn entries_are_passed_on_as_their_flags_say() {
 }
 
 #[test]
-fn what_a_maker_gives_takes_the_place_of_what_is_inherited() {
+fn an_explicit_dacl_replaces_inherited_aces() {
     let flags = AceFlags::OBJECT_INHERIT;
     let above = kept(vec![with_flags(Ace::allow(Sid::everyone(), READ), flags)]);
     let given = kept(vec![Ace::allow(Sid::everyone(), WRITE)]);
@@ -148,7 +148,7 @@ fn what_a_maker_gives_takes_the_place_of_what_is_inherited() {
 }
 
 #[test]
-fn what_could_not_be_read_again_is_not_stored() {
+fn oversized_descriptors_are_not_stored() {
     let creator =
         with_flags(Ace::allow(creator(0), READ), AceFlags::OBJECT_INHERIT | AceFlags::CONTAINER_INHERIT);
     let above = kept(vec![creator; 1000]);
@@ -162,7 +162,7 @@ fn what_could_not_be_read_again_is_not_stored() {
 }
 
 #[test]
-fn a_directory_can_allow_what_the_file_does_not() {
+fn a_parent_directory_can_grant_delete_and_read_attributes() {
     let own = Some(kept(vec![Ace::allow(Sid::everyone(), READ)]));
     let rights = |above: Option<AccessMask>| {
         let directory = above.map(|mask| (kept(vec![Ace::allow(Sid::everyone(), mask)]), OF));

@@ -75,7 +75,7 @@ mod tests {
     const ALL: AccessMask = AccessMask::FILE_ALL_ACCESS;
 
     #[test]
-    fn senseless_rights_are_denied() {
+    fn empty_or_reserved_access_rights_are_denied() {
         assert_eq!(desired(AccessMask::empty(), ALL), Err(NtStatus::ACCESS_DENIED));
         assert_eq!(desired(AccessMask(0x0400_0000), ALL), Err(NtStatus::ACCESS_DENIED));
         assert_eq!(desired(AccessMask::ACCESS_SYSTEM_SECURITY, ALL), Err(NtStatus::PRIVILEGE_NOT_HELD));
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn generic_rights_are_replaced_and_the_tree_limits_them() {
+    fn generic_rights_are_mapped_and_limited_by_the_tree_connect() {
         assert_eq!(desired(AccessMask::GENERIC_ALL, ALL), Ok(ALL));
         let read_only = AccessMask(0x0012_00a9);
         assert_eq!(desired(AccessMask::GENERIC_READ, read_only), Ok(AccessMask::FILE_GENERIC_READ));
@@ -93,14 +93,14 @@ mod tests {
     }
 
     #[test]
-    fn a_readonly_file_is_written_by_its_maker_only() {
+    fn a_readonly_file_is_writable_only_by_the_open_that_created_it() {
         let write = AccessMask::FILE_WRITE_DATA;
         let readonly = FileAttributes::READONLY;
         assert_eq!(grant(write, ALL, readonly, false), Err(NtStatus::ACCESS_DENIED));
         assert_eq!(grant(write, ALL, readonly, true), Ok(write));
         assert_eq!(grant(AccessMask::DELETE, ALL, readonly, false), Ok(AccessMask::DELETE));
         let maximum =
-            grant(AccessMask::MAXIMUM_ALLOWED, ALL, readonly, false).expect("asks for what there is");
+            grant(AccessMask::MAXIMUM_ALLOWED, ALL, readonly, false).expect("MAXIMUM_ALLOWED never fails");
         assert_eq!(maximum.0, 0x001f_01b9);
         assert_eq!(grant(write, ALL, readonly | FileAttributes::DIRECTORY, false), Ok(write));
     }

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operations_are_counted_by_their_kind_and_waits_for_others_are_not() {
+    fn operations_are_counted_by_kind_excluding_lock_and_notify() {
         let activity = Activity::default();
         let took = Duration::from_micros(3);
         for (command, bytes) in [

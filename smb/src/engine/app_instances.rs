@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_later_version_takes_over_from_one_that_has_a_version() {
+    fn only_a_higher_version_takes_over_from_a_versioned_app_instance() {
         let table = [
             (None, None, true),
             (None, Some((0, 0)), true),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn contexts_count_in_dialects_that_have_them() {
+    fn app_instance_contexts_are_ignored_in_older_dialects() {
         let id = RequestContext::AppInstanceId([7; 16]);
         let version = RequestContext::AppInstanceVersion { high: 1, low: 5 };
         let of = |contexts: &[RequestContext<'_>], dialect| AppInstance::of(contexts, dialect, GUIDS[0]);

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_reported_until_the_file_changes() {
+    fn an_explicit_change_time_is_reported_until_the_file_changes() {
         let times = ChangeTimes::default();
         times.set(&stat(1, 10), 5);
         assert_eq!(times.apply(stat(1, 10)).times.change, 5);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_are_forgotten() {
+    fn the_oldest_change_times_are_evicted() {
         let times = ChangeTimes::default();
         for ino in 0..=CHANGE_TIMES_PER_VOLUME_MAX as u64 {
             times.set(&stat(ino, 10), 5);

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_older_is_stale_and_numbers_wrap() {
+    fn older_sequence_numbers_are_stale_and_comparison_wraps() {
         let open = ChannelSequence::new(0);
         for (sequence, verdict) in [
             (0, Counted),
@@ -149,13 +149,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_done_again_while_it_may_be_under_way() {
+    fn replays_are_stale_while_earlier_requests_are_in_flight() {
         let open = ChannelSequence::new(5);
         assert_eq!(open.begun(5, false), Counted);
         // The channel is lost; the request continues at the backend.
         assert_eq!(open.begun(6, true), Stale);
         assert_eq!(open.begun(6, true), Stale);
-        assert_eq!(open.begun(6, false), Counted, "what is new does not wait");
+        assert_eq!(open.begun(6, false), Counted, "a new request does not wait");
         open.ended(5);
         assert_eq!(open.begun(6, true), Counted);
         open.ended(6);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_as_old_as_the_numbers_go_round_is_not_lost_count_of() {
+    fn in_flight_request_stays_counted_after_the_sequence_wraps() {
         let open = ChannelSequence::new(0);
         assert_eq!(open.begun(0, false), Counted);
         for sequence in [30_000, 60_000, 0] {
@@ -178,7 +178,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn counts_are_those_of_the_requests_in_flight(
+        fn counts_match_the_requests_in_flight(
             steps in prop::collection::vec((any::<bool>(), 0..4_u16, any::<bool>(), any::<prop::sample::Index>()), 1..200),
         ) {
             let open = ChannelSequence::new(0);

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_has_no_more_channels_than_the_limit() {
+    fn channels_per_session_are_limited() {
         let mut list = list();
         for i in 1..limits::CHANNELS_PER_SESSION_MAX as u64 {
             list.join(ConnectionId(i), ChannelLink::default()).expect("below the limit");
@@ -139,7 +139,7 @@ mod tests {
         let one_more = ConnectionId(1 << 20);
         assert_eq!(list.join(one_more, ChannelLink::default()), Err(NtStatus::INSUFFICIENT_RESOURCES));
         list.leave(ConnectionId(3));
-        list.join(one_more, ChannelLink::default()).expect("a place is free");
+        list.join(one_more, ChannelLink::default()).expect("a channel has left");
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_has_had_every_nonce_part_takes_no_more_channels() {
+    fn a_session_without_unused_nonce_parts_refuses_new_channels() {
         let mut list = list();
         list.next = NONCE_PARTS - 1;
         assert_eq!(list.join(ConnectionId(1), ChannelLink::default()), Ok([0xff; 3]));

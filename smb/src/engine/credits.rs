@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_used_once_and_in_the_window() {
+    fn message_ids_are_used_once_and_within_the_window() {
         let mut w = CreditWindow::new();
         assert!(!w.consume(1, 1), "id 1 was never granted");
         assert!(w.consume(0, 1));
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn grants_stop_at_the_limit_and_the_window_stays_bounded() {
+    fn credit_grants_stop_at_the_limit_and_the_window_is_bounded() {
         let mut w = CreditWindow::new();
         assert!(w.consume(0, 1));
         assert_eq!(w.grant(u16::MAX), CREDITS_MAX);
@@ -106,7 +106,7 @@ mod tests {
             assert!(id <= SPAN_MAX + 2);
         }
         assert_eq!(id, SPAN_MAX + 1);
-        assert!(w.consume(1, 1), "the straggler is still good");
+        assert!(w.consume(1, 1), "a delayed id is still valid");
         assert!(w.grant(1) == 1);
     }
 }

@@ -118,7 +118,7 @@ mod tests {
     };
 
     #[test]
-    fn contexts_that_contradict_each_other_are_refused() {
+    fn contradictory_durable_contexts_are_refused() {
         let of = |contexts: &[RequestContext<'_>]| DurableContexts::of(contexts, true);
         let reconnect = |create_guid| Some(DurableReconnect { persistent: 7, create_guid });
         assert_eq!(of(&[RequestContext::QueryOnDiskId]), Ok(DurableContexts::default()));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_gets_the_time_it_asks_for_up_to_the_limit() {
+    fn requested_durable_timeout_is_granted_up_to_the_limit() {
         assert_eq!(timeout_ms(0), DURABLE_TIMEOUT_DEFAULT_MS);
         assert_eq!(timeout_ms(1), 1);
         assert_eq!(timeout_ms(u32::MAX), DURABLE_TIMEOUT_MS_MAX);

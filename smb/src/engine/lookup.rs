@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_is_not_found_and_not_kept() {
+    fn ended_objects_are_neither_found_nor_kept_alive() {
         let mut found = Found::new();
         let thing = Arc::new(Thing::default());
         found.remember(1, &thing);
@@ -108,11 +108,11 @@ mod tests {
         found.remember(2, &dropped);
         let weak = Arc::downgrade(&dropped);
         drop(dropped);
-        assert!(weak.upgrade().is_none() && found.get(2).is_none(), "it keeps nothing alive");
+        assert!(weak.upgrade().is_none() && found.get(2).is_none(), "only a weak reference");
     }
 
     #[test]
-    fn it_grows_with_what_lives_and_not_with_what_has_been() {
+    fn cache_size_is_bounded_by_the_number_of_live_objects() {
         let mut found = Found::new();
         let alive: Vec<_> = (0..100).map(|_| Arc::new(Thing::default())).collect();
         for (id, thing) in (0..).zip(&alive) {

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_is_worth_few_returns() {
+    fn a_lost_handle_ends_a_limited_number_of_connections() {
         let mut lost = LostOpens::default();
         lost.note(id(1));
         for _ in 0..RETURNS_PER_OPEN_MAX {
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_are_forgotten() {
+    fn the_oldest_lost_opens_are_evicted() {
         let mut lost = LostOpens::default();
         for number in 0..=LOST_OPENS_MAX as u64 {
             lost.note(id(number));

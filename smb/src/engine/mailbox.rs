@@ -66,7 +66,7 @@ mod models {
     use crate::sync::model::{check, spawn};
 
     #[test]
-    fn no_mail_is_lost_or_given_out_twice() {
+    fn mail_is_delivered_exactly_once() {
         check(|| {
             let mailbox = Arc::new(Mailbox::default());
             let post = |token| {

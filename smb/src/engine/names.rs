@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_become_paths() {
+    fn smb_names_are_parsed_into_paths() {
         let ok = |name: &str| parse(name).map(|n| n.path.as_str().to_owned());
         assert_eq!(ok(""), Ok(String::new()));
         assert_eq!(ok(r"a\b c\d.txt"), Ok("a/b c/d.txt".to_owned()));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_name_a_stream() {
+    fn stream_names_are_parsed_and_validated() {
         let stream = |name: &str| parse(name).map(|name| name.stream);
         let named = |name: &str| Ok(Some(Stream::Named(StreamName::new(name).expect("a name"))));
         assert_eq!(stream("a"), Ok(None));
@@ -180,11 +180,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_is_known_by_its_name_and_stream() {
+    fn names_are_matched_with_the_path_and_stream_of_an_open() {
         let path = RelPath::new("d/f").expect("a path");
         let stream = StreamName::new("s").expect("a name");
         assert!(denotes(r"d\f", false, &path, None) && denotes(r"d\f::$DATA", false, &path, None));
-        assert!(denotes("d/f", true, &path, None), "as clients with the POSIX extensions write it");
+        assert!(denotes("d/f", true, &path, None), "as POSIX clients write it");
         assert!(denotes(r"d\f:S", false, &path, Some(&stream)));
         for (name, posix) in [(r"d\f:s", false), (r"d\g", false), ("d/f", false), (r"d\f", true)] {
             assert!(!denotes(name, posix, &path, None), "{name}");
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_posix_extensions_have_any_character_but_the_separator() {
+    fn posix_names_allow_any_character_except_slash_and_nul() {
         let ok = |name: &str| parse_posix(name).map(|n| n.path.as_str().to_owned());
         for name in ["", "a/b", r"a\b", "a:b", "a*?\"<>|", "a\u{1}", "CON", "a. "] {
             assert_eq!(ok(name), Ok(name.to_owned()));
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_match_as_windows_does() {
+    fn search_patterns_match_as_on_windows() {
         for (pattern, name, expected) in [
             ("*", "", true),
             ("*", "a.b", true),
@@ -238,10 +238,10 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_pattern_costs_no_more_than_its_length() {
+    fn a_hostile_pattern_causes_no_exponential_backtracking() {
         let pattern = "*a".repeat(PATTERN_CHARS_MAX / 2);
         let name = "a".repeat(100);
-        // Backtracking would take longer than the universe.
+        // Exponential backtracking would not finish.
         assert!(!matches(&pattern, &name));
     }
 }

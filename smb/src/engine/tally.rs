@@ -64,19 +64,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_is_taken_than_there_is_and_all_is_given_back() {
+    fn a_tally_is_never_exceeded_and_drop_returns_everything() {
         let tally = Tally::new(10);
         let first = tally.take(7).expect("there is enough");
         assert!(tally.take(4).is_none() && tally.take(u64::MAX).is_none());
         let mut second = tally.take(3).expect("just enough");
         drop(first);
         assert!(tally.take(8).is_none());
-        let mut third = tally.take(7).expect("it was given back");
+        let mut third = tally.take(7).expect("it was returned");
         second.give_back(2);
         third.join(second);
         assert!(tally.take(3).is_none() && tally.take(2).is_some());
         third.keep(9);
-        assert!(tally.take(3).is_none(), "nothing to give back");
+        assert!(tally.take(3).is_none(), "nothing to return");
         third.keep(1);
         assert!(tally.take(10).is_none() && tally.take(9).is_some());
         drop(third);

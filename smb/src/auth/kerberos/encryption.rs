@@ -316,7 +316,7 @@ mod tests {
 
     /// [RFC 3962] B: AES-128 in CBC-CTS with an initial vector of zeros.
     #[test]
-    fn steals_ciphertext_as_the_rfc_does() {
+    fn cbc_cts_matches_rfc_3962_vectors() {
         let key = cipher_of(b"chicken teriyaki");
         let text = b"I would like the General Gau's Chicken, please, and wonton soup.";
         for (len, expected) in [
@@ -343,7 +343,7 @@ mod tests {
 
     /// [RFC 8009] A: keys for usage 2, an encryption of 6 bytes, and a checksum.
     #[test]
-    fn sha2_types_do_what_the_rfc_does() {
+    fn aes_sha2_types_match_rfc_8009_vectors() {
         let base = hex("3705d96080c17728a0e800eab6e0d23c");
         let key = Key::new(EncryptionType::Aes128Sha256, &base).expect("16 bytes");
         let derived = |key: &Key, purpose| key.derive(Usage::Ticket, purpose).to_vec();
@@ -379,7 +379,7 @@ mod tests {
 
     /// Expected values: impacket 0.12 (`impacket.krb5.crypto`).
     #[test]
-    fn sha1_types_do_what_an_independent_implementation_does() {
+    fn aes_sha1_types_match_impacket() {
         for (etype, sealed, checksum_key, checksum) in [
             (
                 EncryptionType::Aes128Sha1,
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_is_refused() {
+    fn tampered_or_truncated_ciphertext_is_refused() {
         for etype in EncryptionType::ALL {
             let key = Key::new(etype, &vec![7; etype.key_len()]).expect("its length");
             for len in [0, 1, 15, 16, 17, 32, 100] {

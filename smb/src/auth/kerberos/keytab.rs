@@ -181,7 +181,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn reads_the_keys_of_smb_servers() {
+    fn parser_keeps_cifs_keys_and_skips_other_entries() {
         let hole = [&(-7i32).to_be_bytes()[..], &[0; 7]].concat();
         let keytab = Keytab::parse(&file(&[
             record(&["host", "a.example"], "EXAMPLE", 3, 18, &[1; 32]),
@@ -205,8 +205,8 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong_with_a_keytab() {
-        let wrong = |file: &[u8]| Keytab::parse(file).expect_err("of no use");
+    fn invalid_keytabs_give_specific_errors() {
+        let wrong = |file: &[u8]| Keytab::parse(file).expect_err("invalid");
         assert_eq!(wrong(b""), KeytabError::Version);
         assert_eq!(wrong(b"\x05\x01rest"), KeytabError::Version);
         assert_eq!(wrong(&file(&[])), KeytabError::NoKey);

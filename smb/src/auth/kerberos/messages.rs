@@ -354,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_those_of_the_calendar() {
+    fn generalized_time_round_trips_and_malformed_times_are_refused() {
         for (text, seconds) in [
             ("19700101000000Z", 0),
             ("20000229123456Z", 951_827_696),
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_round_trip() {
+    fn integers_round_trip_and_malformed_integers_are_refused() {
         for wanted in [0, 1, -1, 127, 128, -128, -129, 255, 256, 999_999, i64::MAX, i64::MIN] {
             assert_eq!(number(&encode_number(wanted)), Ok(wanted));
         }

@@ -54,23 +54,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_authenticator_is_good_once() {
+    fn an_authenticator_is_accepted_once() {
         let replays = Replays::default();
         let note = |id: u64, now| replays.note(&id.to_le_bytes(), now + SKEW_SECONDS, now);
         assert_eq!(note(1, 1000), Ok(()));
         assert_eq!(note(2, 1000), Ok(()));
         assert!(note(1, 1000).is_err());
-        assert!(note(1, 1000 + SKEW_SECONDS).is_err(), "still acceptable by its time");
-        assert_eq!(note(1, 1001 + 2 * SKEW_SECONDS), Ok(()), "forgotten: its time alone refuses it");
+        assert!(note(1, 1000 + SKEW_SECONDS).is_err(), "its timestamp is still valid");
+        assert_eq!(note(1, 1001 + 2 * SKEW_SECONDS), Ok(()), "evicted: its timestamp is invalid");
     }
 
     #[test]
-    fn memory_is_bounded() {
+    fn replay_cache_size_is_bounded() {
         let replays = Replays::default();
         for id in 0..limits::KERBEROS_REPLAYS_MAX as u64 {
             replays.note(&id.to_le_bytes(), 1300, 1000).expect("room");
         }
         assert!(replays.note(b"one more", 1300, 1000).is_err());
-        assert_eq!(replays.note(b"one more", 1601, 1301), Ok(()), "the others are too old");
+        assert_eq!(replays.note(b"one more", 1601, 1301), Ok(()), "the others have expired");
     }
 }

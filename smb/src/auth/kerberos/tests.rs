@@ -16,7 +16,7 @@ use crate::auth::{Acceptor, AcceptorConfig, Authenticated, NtHash, Step};
 const NOW: i64 = 1_795_694_400;
 const REALM: &str = "EXAMPLE.ORG";
 
-/// A client with a ticket, and everything that can be wrong with either.
+/// A client with a ticket, and each property that can be invalid.
 #[derive(Clone)]
 struct Client {
     etype: EncryptionType,
@@ -227,7 +227,7 @@ fn refusal(client: &Client) -> AuthError {
 }
 
 #[test]
-fn a_ticket_opens_a_session_with_one_message() {
+fn a_ticket_authenticates_in_one_message() {
     for etype in EncryptionType::ALL {
         for subkey in [None, Some(etype), Some(EncryptionType::Aes128Sha256)] {
             let client = Client { etype, subkey, ..Client::new() };
@@ -245,7 +245,7 @@ fn a_ticket_opens_a_session_with_one_message() {
 }
 
 #[test]
-fn a_client_that_wants_proof_of_the_server_gets_it() {
+fn mutual_authentication_is_provided_on_request() {
     let by_gss = Client { gss_flags: Some(2), ..Client::new() };
     let by_option =
         Client { gss_flags: None, options: 1 << (31 - messages::MUTUAL_REQUIRED), ..Client::new() };
@@ -269,7 +269,7 @@ fn a_client_that_wants_proof_of_the_server_gets_it() {
 }
 
 #[test]
-fn the_list_of_mechanisms_is_protected_where_the_client_wants_it() {
+fn mechanism_list_mic_is_verified_and_answered() {
     let client = Client::new();
     let server = server();
     let finish = |mic: &[u8], microseconds| {
@@ -297,7 +297,7 @@ fn the_list_of_mechanisms_is_protected_where_the_client_wants_it() {
 }
 
 #[test]
-fn what_is_wrong_with_a_ticket_is_said() {
+fn refused_tickets_report_the_reason() {
     let refused = |client: Client, reason: &str| {
         let error = refusal(&client);
         assert!(error.to_string().contains(reason), "{error} instead of {reason}");
@@ -331,7 +331,7 @@ fn what_is_wrong_with_a_ticket_is_said() {
 }
 
 #[test]
-fn a_recorded_message_is_of_no_use() {
+fn replayed_authenticators_are_refused() {
     let server = server();
     let client = Client::new();
     log_on(&server, &client).expect("the first time");
@@ -341,16 +341,16 @@ fn a_recorded_message_is_of_no_use() {
 }
 
 #[test]
-fn new_keys_are_used_from_then_on() {
+fn logons_use_the_keys_of_a_replaced_keytab() {
     let server = server();
     let key = |byte| record(&["cifs", "s"], REALM, 2, 18, &[byte; 32]);
     server.replace(Keytab::parse(&file(&[key(5)])).expect("a keytab"));
     log_on(&server, &Client::new()).expect_err("the old key");
-    log_on(&server, &Client { service_key: 5, ..Client::new() }).expect("the new one");
+    log_on(&server, &Client { service_key: 5, ..Client::new() }).expect("the new key");
 }
 
 #[test]
-fn mechanisms_that_are_switched_off_are_not_used() {
+fn disabled_mechanisms_are_not_used() {
     let client = Client::new();
     let ntlm_only = spnego::encode_init(&spnego::encode_mech_list(&[spnego::NTLMSSP]), None);
     let bare = b"NTLMSSP\0\x01\0\0\0";
@@ -368,9 +368,14 @@ fn mechanisms_that_are_switched_off_are_not_used() {
 }
 
 proptest! {
-    /// Data under a MAC come from the KDC, or from a client with a ticket: they can also be arbitrary.
+    /// Authenticated data comes from the KDC or from a client with a ticket, and can still be arbitrary.
     #[test]
-    fn no_plaintext_panics(at in 0..400usize, byte: u8, cut in 0..400usize, rubbish: Vec<u8>) {
+    fn parsing_arbitrary_plaintext_never_panics(
+        at in 0..400usize,
+        byte: u8,
+        cut in 0..400usize,
+        rubbish: Vec<u8>,
+    ) {
         let client = Client::new();
         for plain in [client.ticket_part(), client.authenticator(), rubbish] {
             let mut changed = plain.clone();
@@ -387,7 +392,7 @@ proptest! {
 }
 
 #[test]
-fn what_was_cut_or_changed_on_its_way_is_refused() {
+fn tampered_tokens_never_authenticate_another_user() {
     let whole = init(Some(&Client { gss_flags: Some(2), ..Client::new() }.token()));
     let server = server();
     let mut accepted = 0;

@@ -116,7 +116,7 @@ mod tests {
 
     /// [MS-NLMP] 4.2.4
     #[test]
-    fn ntlm_v2_of_the_specification() {
+    fn ntlm_v2_matches_the_ms_nlmp_example() {
         let owf = ntowf_v2(&NtHash::from_password("Password"), "User", "Domain");
         assert_eq!(owf[..], hex("0c868a403bfd7a93a3001ef22ef02e3f"));
         let temp =
@@ -134,7 +134,7 @@ mod tests {
 
     /// Expected values: impacket 0.13, ntlm.MAC.
     #[test]
-    fn signatures_of_an_independent_implementation() {
+    fn signatures_match_impacket() {
         use flags::{KEY_EXCH, STRENGTH_56, STRENGTH_128};
         for (negotiated, client, server) in [
             (
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn upper_case_is_one_character_for_one() {
+    fn upcase_keeps_characters_without_a_single_character_mapping() {
         let upper: String = "jürgen ß ŉ ǆ ф".chars().map(upcase).collect();
         assert_eq!(upper, "JÜRGEN ß ŉ Ǆ Ф");
     }

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn contexts_of_transforms_that_break_the_rules_are_refused_over_rdma() {
+    fn invalid_rdma_transform_contexts_are_refused_over_rdma() {
         let some = NegotiateContext::RdmaTransform { transforms: vec![RdmaTransform::SIGNING] };
         let none = NegotiateContext::RdmaTransform { transforms: Vec::new() };
         for (contexts, is_good) in
@@ -314,7 +314,7 @@ mod tests {
             assert_eq!(status, if is_good { Ok(()) } else { Err(NtStatus::INVALID_PARAMETER) });
             assert!(
                 agree(&config(), Dialect::SMB2_0_2, false, &request).is_ok(),
-                "other dialects have no such rule"
+                "other transports ignore the context"
             );
         }
     }

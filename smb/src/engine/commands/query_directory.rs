@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_stay_in_memory_are_counted_and_fetches_are_short_without_room() {
+    fn buffered_entries_are_counted_and_fetches_shrink_at_the_limit() {
         let listed = Tally::new(600);
         let (limit, counted) = batch(10_000, &listed);
         assert_eq!(limit, limits::DIR_BATCH_ENTRIES);
@@ -357,14 +357,14 @@ mod tests {
         let (limit, uncounted) = batch(10_000, &listed);
         assert!(uncounted.is_none());
         assert_eq!(limit, limits::DIR_BATCH_SHORT_ENTRIES);
-        assert_eq!(batch(0, &listed).0, 1, "one at least");
-        // An answer takes 500 of them.
+        assert_eq!(batch(0, &listed).0, 1, "at least one");
+        // A response takes 500 of them.
         cursor.pending.truncate(12);
         cursor.settle();
         assert_eq!(batch(512, &listed).0, 512);
         cursor.pending.clear();
         cursor.settle();
-        assert!(listed.take(600).is_some(), "all is given back");
+        assert!(listed.take(600).is_some(), "all are released");
     }
 
     /// An output filled with as many entries of long names as fit.
@@ -381,13 +381,13 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_counted_as_they_grow_and_short_where_nothing_is_left() {
+    fn responses_are_counted_as_they_grow_and_shrink_at_the_limit() {
         let answers = Tally::new(3 * limits::DIR_ANSWER_STEP_BYTES as u64);
         let all = |answers: &Tally| answers.take(3 * limits::DIR_ANSWER_STEP_BYTES as u64).is_some();
         assert!(filled(2048, &answers).counted.is_none() && all(&answers));
         let first = filled(100_000, &answers);
         assert_eq!(first.granted, limits::DIR_ANSWER_SHORT_BYTES + 2 * limits::DIR_ANSWER_STEP_BYTES);
-        assert!(first.bytes.capacity() <= first.granted, "no more than is counted");
+        assert!(first.bytes.capacity() <= first.granted, "no more than was counted");
         let second = filled(limits::IO_BYTES_MAX as usize, &answers);
         assert_eq!(second.granted, limits::DIR_ANSWER_SHORT_BYTES + limits::DIR_ANSWER_STEP_BYTES);
         assert_eq!(filled(100_000, &answers).granted, limits::DIR_ANSWER_SHORT_BYTES);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_closed_directory_has_left_unread_is_given_back() {
+    fn closing_a_directory_releases_its_unread_entries() {
         let listed = Tally::new(512);
         let mut cursor = DirectoryCursor::default();
         cursor.fetched(vec![entry("a")], batch(512, &listed).1);

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_has_read_changes_nothing_when_it_writes_it_back() {
+    fn writing_back_a_queried_descriptor_changes_nothing() {
         let read = descriptor(&stat(), None, PARTS, false);
         assert_eq!(change(read, PARTS, &stat(), None), Ok((Ownership::default(), None)));
         let kept = Kept::new(with_list(vec![Ace::allow(Sid::unix_user(1000), AccessMask::FILE_READ_DATA)]));
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_with_the_posix_extensions_finds_the_permission_bits_in_each_list() {
+    fn posix_clients_see_the_mode_in_every_dacl() {
         let read = Ace::allow(Sid::everyone(), AccessMask::FILE_READ_DATA);
         let kept = Kept::new(with_list(vec![read.clone()]));
         let shown = |posix| descriptor(&stat(), kept.as_ref(), SecurityInformation::DACL, posix);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn owner_group_and_permission_bits_change_by_their_sids() {
+    fn owner_group_and_mode_are_set_from_their_sids() {
         let given = SecurityDescriptor {
             owner: Some(Sid { identifier_authority: 22, sub_authorities: vec![1, 7] }),
             group: Some(Sid::unix_group(8)),
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_restricts_is_kept_and_shows_the_permission_bits_of_the_moment() {
+    fn a_restricting_dacl_is_kept_and_reports_the_current_mode() {
         let deny =
             Ace { ace_type: AceType::ACCESS_DENIED, ..Ace::allow(Sid::everyone(), AccessMask::DELETE) };
         let aces = [vec![deny], default_list(0o600).aces].concat();
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_is_no_unix_user_is_kept_until_there_is_another() {
+    fn a_non_unix_owner_is_kept_until_it_is_replaced() {
         let given = SecurityDescriptor { owner: Some(Sid::everyone()), ..SecurityDescriptor::default() };
         let owner = SecurityInformation::OWNER;
         let (ownership, kept) = change(given.clone(), owner, &stat(), None).expect("possible");
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_keeps_the_list_that_it_is_given_and_not_one_for_permission_bits() {
+    fn a_new_file_keeps_the_given_dacl_unless_it_only_encodes_the_mode() {
         let encoded = |given: &SecurityDescriptor| {
             let mut bytes = Vec::new();
             given.encode(&mut bytes);

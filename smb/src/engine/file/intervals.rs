@@ -242,7 +242,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_range_is_met_by_what_a_list_would_find(
+        fn overlaps_match_a_linear_search(
             actions in prop::collection::vec((0_u8..4, 0_u64..40, 0_u64..12, 0_u8..3), 1..120)
         ) {
             let (mut set, mut list, mut next) = (Intervals::default(), Vec::new(), 0);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_what_can_be_addressed_is_reached() {
+    fn the_last_addressable_byte_is_covered() {
         let mut set = Intervals::default();
         set.insert((u64::MAX, 0), 1, owner(1));
         assert!(set.meets(u64::MAX - 1, 2, None) && !set.meets(u64::MAX - 1, 1, None));

@@ -193,10 +193,10 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_deleted_and_not_its_file() {
+    fn delete_pending_applies_to_one_link_of_a_file() {
         let mut links = Links::default();
         let (a, b) = (links.enter(&path("a")), links.enter(&path("b")));
-        assert_eq!(links.enter(&path("a")), a, "one more open of it");
+        assert_eq!(links.enter(&path("a")), a, "another open of the link");
         links.set_delete_pending(a, Disposition::Delete, None);
         assert!(links.is_delete_pending_at(&path("a")) && links.is_delete_pending(a));
         assert!(!links.is_delete_pending_at(&path("b")) && !links.is_delete_pending(b));
@@ -204,13 +204,13 @@ mod tests {
         assert!(matches!(links.closed(a, OPEN, false), Closed::DeletePending));
         assert!(matches!(links.closed(a, OPEN, true), Closed::Unlinked(None)));
         links.set_delete_pending(a, Disposition::Keep, None);
-        assert!(links.is_delete_pending_at(&path("a")), "it is being removed");
+        assert!(links.is_delete_pending_at(&path("a")), "it is being unlinked");
         links.forget(a);
         assert!(links.is_empty());
     }
 
     #[test]
-    fn a_mind_can_be_changed_until_the_last_close() {
+    fn delete_pending_can_be_cleared_until_the_last_close() {
         let mut links = Links::default();
         let a = links.enter(&path("a"));
         links.set_delete_pending(a, Disposition::Delete, None);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn with_posix_semantics_a_name_goes_before_other_opens_of_it() {
+    fn posix_delete_unlinks_the_name_while_other_opens_remain() {
         let mut links = Links::default();
         let a = links.enter(&path("a"));
         let other = FileId { persistent: 2, volatile: 2 };
@@ -228,17 +228,17 @@ mod tests {
         links.set_delete_pending(a, Disposition::Delete, None);
         assert!(matches!(links.closed(a, other, false), Closed::DeletePending));
         assert!(matches!(links.closed(a, OPEN, false), Closed::Unlinked(None)));
-        assert!(links.is_delete_pending_at(&path("a")), "until it is gone");
+        assert!(links.is_delete_pending_at(&path("a")), "until it is unlinked");
         assert!(matches!(links.closed(a, other, true), Closed::Stays));
         links.forget(a);
         let again = links.enter(&path("a"));
         assert!(again != a && !links.is_delete_pending(a));
         assert!(matches!(links.closed(a, other, true), Closed::Stays));
-        assert!(!links.is_empty(), "another name at the same path");
+        assert!(!links.is_empty(), "a new link at the same path");
     }
 
     #[test]
-    fn a_name_is_removed_by_the_handle_that_gave_it() {
+    fn a_renamed_link_is_unlinked_by_the_handle_that_renamed_it() {
         let mut links = Links::default();
         let (a, b) = (links.enter(&path("a")), links.enter(&path("b")));
         let handle = FsHandle(Arc::new(()));

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_without_length_lies_between_bytes() {
+    fn a_zero_length_lock_lies_between_bytes() {
         let zero = exclusive(10, 0);
         for (range, granted) in [
             ((10, 0), true),
@@ -206,18 +206,18 @@ mod tests {
     }
 
     #[test]
-    fn shared_stacks_on_ones_own_and_exclusive_on_nothing() {
+    fn shared_locks_stack_on_own_locks_and_exclusive_locks_never_stack() {
         let mut list = LockList::default();
         list.lock(A, &[exclusive(0, 10)], plenty()).expect("free");
-        list.lock(A, &[shared(0, 10)], plenty()).expect("shared on one's own exclusive");
+        list.lock(A, &[shared(0, 10)], plenty()).expect("shared on an own exclusive lock");
         assert_eq!(list.lock(B, &[shared(5, 1)], plenty()), Err(NtStatus::LOCK_NOT_GRANTED));
         assert_eq!(list.lock(A, &[exclusive(0, 10)], plenty()), Err(NtStatus::LOCK_NOT_GRANTED));
-        assert!(list.unlock(A, 0, 10), "the exclusive one goes first");
-        list.lock(B, &[shared(5, 1)], plenty()).expect("only shared ones are left");
+        assert!(list.unlock(A, 0, 10), "the exclusive lock is released first");
+        list.lock(B, &[shared(5, 1)], plenty()).expect("only shared locks remain");
     }
 
     #[test]
-    fn several_are_taken_together_or_not_at_all() {
+    fn multiple_lock_elements_are_granted_all_or_none() {
         let mut list = LockList::default();
         list.lock(B, &[exclusive(20, 5)], plenty()).expect("free");
         assert_eq!(
@@ -228,12 +228,12 @@ mod tests {
         assert_eq!(
             list.lock(A, &[exclusive(0, 5), exclusive(4, 1)], plenty()),
             Err(NtStatus::LOCK_NOT_GRANTED),
-            "they must not overlap each other either"
+            "elements must not overlap each other"
         );
     }
 
     #[test]
-    fn unlock_asks_for_the_exact_range_and_owner() {
+    fn unlock_requires_the_exact_range_and_owner() {
         let mut list = LockList::default();
         list.lock(A, &[exclusive(0, 10)], plenty()).expect("free");
         assert!(!list.unlock(A, 0, 9));
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_and_writing_respect_locks() {
+    fn reads_and_writes_respect_locks() {
         let mut list = LockList::default();
         list.lock(A, &[exclusive(0, 10)], plenty()).expect("free");
         assert!(!list.forbids_read(A, 0, 10) && !list.forbids_write(A, 0, 10));
@@ -265,14 +265,14 @@ mod tests {
     }
 
     #[test]
-    fn one_open_one_file_and_one_volume_hold_no_more_than_their_limits() {
+    fn locks_are_limited_per_open_per_file_and_per_volume() {
         let (mut list, volume) = (LockList::default(), Tally::new(u64::MAX));
         let ranges: Vec<LockRange> =
             (0..limits::LOCKS_PER_OPEN_MAX as u64).map(|i| shared(i * 2, 1)).collect();
-        list.lock(A, &ranges, &volume).expect("as many as an open may have");
+        list.lock(A, &ranges, &volume).expect("the limit of one open");
         let last = [shared(u64::MAX, 1)];
         assert_eq!(list.lock(A, &last, &volume), Err(NtStatus::INSUFFICIENT_RESOURCES));
-        list.lock(B, &last, &volume).expect("another open has its own");
+        list.lock(B, &last, &volume).expect("another open has its own limit");
         let opens = (limits::LOCKS_PER_FILE_MAX / limits::LOCKS_PER_OPEN_MAX) as u64;
         for number in 3..=opens {
             list.lock(FileId { persistent: number, volatile: number }, &ranges, &volume).expect("room");
@@ -285,9 +285,9 @@ mod tests {
         assert_eq!(two.lock(A, &last, &volume), Err(NtStatus::INSUFFICIENT_RESOURCES));
         assert!(one.unlock(A, 0, 1));
         assert_eq!(one.lock(B, &[exclusive(0, 1)], &volume), Err(NtStatus::LOCK_NOT_GRANTED));
-        two.lock(A, &last, &volume).expect("one was given back, and what was refused took none");
+        two.lock(A, &last, &volume).expect("one was released, and a refused request takes none");
         drop((one, two));
-        assert!(volume.take(2).is_some(), "all is given back with the file");
+        assert!(volume.take(2).is_some(), "dropping the files releases all");
     }
 
     /// Counts the steps that `work` takes.
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn many_elements_cost_no_more_than_their_number_times_the_height_of_a_tree() {
+    fn lock_cost_is_linear_in_elements_and_logarithmic_in_held_locks() {
         let volume = Tally::new(u64::MAX);
         let held = limits::LOCKS_PER_FILE_MAX as u64 / 4;
         let elements = limits::LOCKS_PER_REQUEST_MAX as u64;

@@ -164,9 +164,9 @@ mod tests {
     }
 
     #[test]
-    fn a_pin_waits_for_moves_of_its_path_and_of_directories_above() {
+    fn a_pin_waits_for_moves_of_its_path_and_its_ancestors() {
         let mut paths = PathsInUse::default();
-        let id = paths.begin_move(moving("d/e", "x"), WAITER).expect("nothing is in its way");
+        let id = paths.begin_move(moving("d/e", "x"), WAITER).expect("nothing blocks it");
         for blocked in ["d/e", "d/e/f", "d/e/f/g", "x", "x/y"] {
             assert!(paths.pin(&path(blocked), WAITER).is_none(), "{blocked}");
         }
@@ -178,21 +178,21 @@ mod tests {
     }
 
     #[test]
-    fn a_move_goes_on_without_pins_below() {
+    fn a_move_is_blocked_while_a_path_below_it_is_pinned() {
         let mut paths = PathsInUse::default();
         let pin = paths.pin(&path("d/e/f"), WAITER).expect("no move");
-        let id = paths.begin_move(moving("d", "x"), WAITER).expect("pins do not keep it from beginning");
+        let id = paths.begin_move(moving("d", "x"), WAITER).expect("pins do not prevent the start");
         assert!(paths.is_blocked(id));
         paths.unpin(&pin);
         assert!(!paths.is_blocked(id));
     }
 
     #[test]
-    fn a_move_waits_for_names_below_that_are_being_removed() {
+    fn a_move_waits_for_unlinks_in_progress_below_it() {
         let mut paths = PathsInUse::default();
         let key = FileKey { dev: 1, ino: 7, stream: 0 };
         let link = Links::default().enter(&path("d/e/f"));
-        let id = paths.begin_move(moving("d", "x"), WAITER).expect("nothing is in its way");
+        let id = paths.begin_move(moving("d", "x"), WAITER).expect("nothing blocks it");
         paths.begin_unlink(key, link, path("y"));
         assert!(!paths.is_blocked(id), "another name");
         paths.begin_unlink(key, link, path("d/e/f"));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn moves_that_touch_each_other_exclude_each_other() {
+    fn overlapping_moves_exclude_each_other() {
         let mut paths = PathsInUse::default();
         paths.begin_move(moving("d", "e/d"), WAITER).expect("the first");
         for blocked in [("e", "d/e"), ("x", "d/x"), ("d/x", "y"), ("e", "z"), ("x", "e/d")] {

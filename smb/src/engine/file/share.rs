@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn opens_for_attributes_share_with_everything() {
+    fn attribute_only_opens_share_with_everything() {
         let stat = AccessMask::FILE_READ_ATTRIBUTES | AccessMask::SYNCHRONIZE;
         assert!(compatible((stat, NONE), (READ | WRITE, NONE)));
         assert!(compatible((READ | WRITE, NONE), (stat, NONE)));

@@ -32,7 +32,7 @@ pub(in crate::engine) fn session(world: &World) -> Arc<Session> {
 }
 
 #[test]
-fn a_channel_that_joins_while_its_session_is_logged_off_is_refused_or_ended_with_it() {
+fn channel_joining_during_logoff_is_refused_or_ended_with_the_session() {
     check(|| {
         let world = World::new();
         let session = session(&world);
@@ -49,7 +49,7 @@ fn a_channel_that_joins_while_its_session_is_logged_off_is_refused_or_ended_with
         let channels = session.end();
         let joined = binder.join().expect("asked");
         match joined {
-            Ok(()) => assert_eq!(channels, [FIRST, SECOND], "it hears of the end"),
+            Ok(()) => assert_eq!(channels, [FIRST, SECOND], "it ends with the session"),
             Err(status) => assert_eq!((status, channels), (NtStatus::USER_SESSION_DELETED, vec![FIRST])),
         }
         assert!(session.connections().is_empty());
@@ -57,12 +57,12 @@ fn a_channel_that_joins_while_its_session_is_logged_off_is_refused_or_ended_with
 }
 
 #[test]
-fn an_open_that_is_added_while_its_session_ends_is_refused_or_closed_with_it() {
+fn open_added_during_session_end_is_refused_or_closed_with_it() {
     check(|| {
         let world = World::new();
         let session = session(&world);
         let tree = session.connect(Share::Volume(Arc::clone(&world.volume)), 0, false).expect("the first");
-        assert_eq!(tree.id, 1, "that of the models' opens");
+        assert_eq!(tree.id, 1, "the tree id of the models' opens");
         session.join(SECOND, ChannelLink::default()).expect("a second channel");
         let open = world.open(&PLAIN).expect("opened");
         let adder = spawn({
@@ -77,7 +77,7 @@ fn an_open_that_is_added_while_its_session_ends_is_refused_or_closed_with_it() {
         let added = adder.join().expect("asked");
         let others = other.join().expect("left");
         let given_out = left.opens.len() + others.opens.len();
-        assert_eq!(given_out, usize::from(added.is_ok()), "once, if it was added");
-        assert!(left.last != others.last, "one of the two was the last");
+        assert_eq!(given_out, usize::from(added.is_ok()), "exactly once if added");
+        assert!(left.last != others.last, "exactly one was the last");
     });
 }

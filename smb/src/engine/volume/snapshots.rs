@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_those_of_the_calendar() {
+    fn snapshot_tokens_encode_the_utc_date_and_time() {
         for (seconds_since_1970, expected) in [
             (-11_644_473_600_i64, "@GMT-1601.01.01-00.00.00"),
             (0, "@GMT-1970.01.01-00.00.00"),
@@ -128,7 +128,7 @@ mod tests {
         ] {
             let time = (seconds_since_1970 + 11_644_473_600).cast_unsigned() * UNITS_PER_SECOND;
             assert_eq!(token(time), expected);
-            assert_eq!(token(time + 9_999_999), expected, "the fraction is not in it");
+            assert_eq!(token(time + 9_999_999), expected, "without the fraction");
         }
     }
 }

@@ -200,7 +200,7 @@ impl World {
 }
 
 /// Closes the last open of a file while another client opens it exclusively; then a third client opens it.
-fn a_last_close_and_an_open(open: fn(&World, &How) -> Result<Arc<Open>, NtStatus>) {
+fn race_last_close_with_open(open: fn(&World, &How) -> Result<Arc<Open>, NtStatus>) {
     check(move || {
         let world = World::new();
         let stat_only = AccessMask::FILE_READ_ATTRIBUTES;
@@ -225,20 +225,20 @@ fn a_last_close_and_an_open(open: fn(&World, &How) -> Result<Arc<Open>, NtStatus
 }
 
 #[test]
-fn a_file_has_one_state_if_one_opens_it_while_another_closes_it() {
-    a_last_close_and_an_open(World::open);
+fn a_file_has_one_state_if_an_open_races_with_the_last_close() {
+    race_last_close_with_open(World::open);
 }
 
 #[test]
-fn the_model_finds_the_race_that_two_steps_have() {
-    let found = std::panic::catch_unwind(|| a_last_close_and_an_open(World::open_in_two_steps));
-    let why = found.expect_err("a checker that finds nothing checks nothing");
+fn the_model_detects_the_race_of_a_two_step_open() {
+    let found = std::panic::catch_unwind(|| race_last_close_with_open(World::open_in_two_steps));
+    let why = found.expect_err("the checker must find the race");
     let why = why.downcast_ref::<String>().expect("the message of an assertion");
     assert!(why.contains("the second has it alone"), "{why}");
 }
 
 #[test]
-fn who_waits_for_a_lease_is_woken_by_its_close_and_by_its_acknowledgment() {
+fn lease_break_waiter_is_woken_by_close_and_by_acknowledgment() {
     for acknowledges in [false, true] {
         check(move || {
             let world = World::new();
@@ -249,7 +249,7 @@ fn who_waits_for_a_lease_is_woken_by_its_close_and_by_its_acknowledgment() {
                 move || {
                     if acknowledges && world.volume.leases.find(lease_id(1)).is_some() {
                         let file = &held.file;
-                        // Refused if it was not asked yet.
+                        // Refused if no break was sent yet.
                         let _ = file.acknowledge_lease(lease_id(1), LeaseState::READ_CACHING, &world.server);
                     }
                     assert!(matches!(world.close(&held), LinkFate::Stays));
@@ -268,7 +268,7 @@ fn who_waits_for_a_lease_is_woken_by_its_close_and_by_its_acknowledgment() {
                 }
                 answer => answer,
             };
-            let opened = opened.expect("the holder is no more");
+            let opened = opened.expect("the holder has closed");
             assert!(world.volume.leases.find(lease_id(1)).is_none(), "the key is free");
             assert!(!opened.file.is_breaking());
             let other =
@@ -279,7 +279,7 @@ fn who_waits_for_a_lease_is_woken_by_its_close_and_by_its_acknowledgment() {
 }
 
 #[test]
-fn a_key_of_a_lease_is_of_one_file() {
+fn a_lease_key_is_bound_to_one_file() {
     check(|| {
         let world = World::new();
         let read = LeaseState::READ_CACHING;
@@ -290,14 +290,14 @@ fn a_key_of_a_lease_is_of_one_file() {
         };
         let (f, g) = (open(1, "f"), open(2, "g"));
         let (f, g) = (f.join().expect("asked"), g.join().expect("asked"));
-        assert!(f.is_ok() != g.is_ok(), "one of the two");
+        assert!(f.is_ok() != g.is_ok(), "exactly one of them");
         assert_eq!(f.and(g).err(), Some(NtStatus::INVALID_PARAMETER));
-        assert_eq!(world.volume.files().files.len(), 1, "the other one has left nothing");
+        assert_eq!(world.volume.files().files.len(), 1, "the refused open leaves no state");
     });
 }
 
 #[test]
-fn a_name_that_goes_cannot_be_opened_until_it_is_gone() {
+fn a_delete_pending_name_cannot_be_opened_until_it_is_unlinked() {
     check(|| {
         let world = World::new();
         let doomed = world.open(&PLAIN).expect("opened");
@@ -323,7 +323,7 @@ fn a_name_that_goes_cannot_be_opened_until_it_is_gone() {
 }
 
 #[test]
-fn nothing_is_opened_below_a_directory_that_is_being_renamed() {
+fn no_file_is_opened_below_a_directory_during_its_rename() {
     check(|| {
         let world = World::new();
         let directory = How { key: FileKey { dev: 1, ino: 9, stream: 0 }, name: "d", ..PLAIN };
@@ -349,27 +349,27 @@ fn nothing_is_opened_below_a_directory_that_is_being_renamed() {
                 let pin = PathPin::new(&world.volume.files, &path("d/f"), waiter(2))?;
                 match world.enter_pinned(&How { name: "d/f", client: 2, ..PLAIN }, &pin) {
                     Ok(Entry::Open(open)) => Some(open),
-                    _ => panic!("nothing else is in its way"),
+                    _ => panic!("nothing else blocks it"),
                 }
             }
         });
         let (moving, clear, empty) = mover.join().expect("asked");
         let opened = opener.join().expect("asked");
         assert!(opened.is_none() || !(clear && empty), "opened below a directory that moves");
-        assert!(opened.is_some() || clear, "what waits keeps no other");
+        assert!(opened.is_some() || clear, "a waiting open does not block the rename");
         if opened.is_some() && !clear {
-            assert!(world.is_woken(1), "the rename looks again");
+            assert!(world.is_woken(1), "the rename is retried");
             assert!(moving.is_clear(waiter(1)));
         }
         drop(moving);
         if opened.is_none() {
-            assert!(world.is_woken(2), "the open goes on");
+            assert!(world.is_woken(2), "the open is woken");
         }
     });
 }
 
 #[test]
-fn a_volume_that_goes_has_no_opens_and_one_with_opens_stays() {
+fn volume_removal_and_a_concurrent_open_exclude_each_other() {
     check(|| {
         let world = World::new();
         let opener = spawn({
@@ -378,14 +378,14 @@ fn a_volume_that_goes_has_no_opens_and_one_with_opens_stays() {
         });
         let removed = world.server.remove_volume("vol", false);
         let opened = opener.join().expect("asked");
-        assert!(removed.is_ok() != opened.is_ok(), "one of the two");
+        assert!(removed.is_ok() != opened.is_ok(), "exactly one of them");
         assert!(opened.is_ok() || opened.err() == Some(NtStatus::NETWORK_NAME_DELETED));
     });
 }
 
 /// A client leases a directory and reads it, while another one creates a name in it and reports that.
 #[test]
-fn who_reads_a_leased_directory_sees_a_new_name_or_is_asked_to_forget_it() {
+fn reader_of_a_leased_directory_sees_a_new_name_or_gets_a_break() {
     for reads_before_it_is_listed in [false, true] {
         let model = move || {
             check(move || {
@@ -410,7 +410,7 @@ fn who_reads_a_leased_directory_sees_a_new_name_or_is_asked_to_forget_it() {
             });
         };
         if reads_before_it_is_listed {
-            let found = std::panic::catch_unwind(model).expect_err("a checker that finds nothing");
+            let found = std::panic::catch_unwind(model).expect_err("the checker must find the race");
             let why = found.downcast_ref::<&str>().map(|why| (*why).to_owned());
             let why = why.or_else(|| found.downcast_ref::<String>().cloned()).expect("the message");
             assert!(why.contains("an old listing is cached"), "{why}");

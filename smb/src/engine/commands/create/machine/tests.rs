@@ -1,4 +1,4 @@
-//! Every transition of a CREATE, driven by hand: its operations for a backend, what it waits for and how it ends.
+//! Every transition of a CREATE, driven by hand: its backend operations, its waits and its final status.
 
 use std::time::Instant;
 
@@ -181,18 +181,18 @@ const OPENING: &str = "Opening";
 const FULL: FsResult = Err(NtStatus::DISK_FULL);
 
 #[test]
-fn a_file_is_opened_in_one_round_trip() {
+fn an_open_takes_one_backend_round_trip() {
     for created in [false, true] {
         let mut create = Driver::new();
         assert_eq!(create.begin(CreateDisposition::OPEN_IF, 0), submits("Open", OPENING));
-        assert_eq!(create.opens(), 0, "it is registered when the backend has found it");
+        assert_eq!(create.opens(), 0, "it is registered after the backend reply");
         assert_eq!(create.complete(opened(created)), Seen::Answers(NtStatus::SUCCESS));
         assert_eq!((create.opens(), create.background()), (1, vec![]));
     }
 }
 
 #[test]
-fn what_a_backend_refuses_is_the_answer() {
+fn backend_errors_are_returned_to_the_client() {
     let mut create = Driver::new();
     create.begin(CreateDisposition::OPEN, 0);
     assert_eq!(create.complete(FULL), Seen::Answers(NtStatus::DISK_FULL));
@@ -206,7 +206,7 @@ fn an_overwrite_prepares_the_file_in_order() {
     let mut create = Driver::new();
     create.begin(CreateDisposition::OVERWRITE, 1 << 20);
     assert_eq!(create.complete(opened(false)), submits("Overwrite", "Preparing: Overwrite"));
-    assert_eq!(create.opens(), 1, "others see it from now on");
+    assert_eq!(create.opens(), 1, "other opens now see it");
     assert_eq!(create.complete(Ok(FsReply::Done)), submits("SetBasic", "Preparing: SetAttributes"));
     assert_eq!(create.complete(Ok(FsReply::Done)), submits("SetAllocation", "Preparing: Reserve"));
     assert_eq!(create.complete(Ok(FsReply::Done)), submits("Stat", "Preparing: Stat"));
@@ -216,7 +216,7 @@ fn an_overwrite_prepares_the_file_in_order() {
 }
 
 #[test]
-fn extended_attributes_are_set_on_what_is_made_or_overwritten() {
+fn extended_attributes_are_set_on_created_and_overwritten_files() {
     let with_eas = |disposition, found| {
         let mut create = Driver::new();
         create.run(|ctx, _| {
@@ -233,18 +233,18 @@ fn extended_attributes_are_set_on_what_is_made_or_overwritten() {
     let stat = stat(FileAttributes::ARCHIVE);
     assert_eq!(create.complete(Ok(FsReply::Stat(stat))), Seen::Answers(NtStatus::SUCCESS));
     let (found, _) = with_eas(CreateDisposition::OPEN_IF, opened(false));
-    assert_eq!(found, Seen::Answers(NtStatus::SUCCESS), "it keeps those that it has");
+    assert_eq!(found, Seen::Answers(NtStatus::SUCCESS), "an existing file keeps its own");
     let (truncates, mut create) = with_eas(CreateDisposition::OVERWRITE, opened(false));
     assert_eq!(truncates, submits("Overwrite", "Preparing: Overwrite"));
     assert_eq!(create.complete(Ok(FsReply::Done)), submits("SetBasic", "Preparing: SetAttributes"));
     assert_eq!(create.complete(Ok(FsReply::Done)), setting);
     let (_, mut create) = with_eas(CreateDisposition::CREATE, opened(true));
     assert_eq!(create.complete(FULL), Seen::Answers(NtStatus::DISK_FULL));
-    assert_eq!(create.background(), ["Close and unlink"], "it is not made without them");
+    assert_eq!(create.background(), ["Close and unlink"], "no file remains without them");
 }
 
 #[test]
-fn an_overwrite_leaves_out_what_would_change_nothing() {
+fn an_overwrite_skips_operations_without_effect() {
     let mut create = Driver::new();
     create.begin(CreateDisposition::OVERWRITE, 0);
     let Ok(FsReply::Opened(mut found)) = opened(false) else { panic!("it is open") };
@@ -255,7 +255,7 @@ fn an_overwrite_leaves_out_what_would_change_nothing() {
 }
 
 #[test]
-fn a_preparation_that_fails_ends_the_open() {
+fn a_failed_preparation_fails_the_create_and_closes_the_file() {
     for failing in 0..4 {
         let mut create = Driver::new();
         create.begin(CreateDisposition::OVERWRITE_IF, 1 << 20);
@@ -269,21 +269,21 @@ fn a_preparation_that_fails_ends_the_open() {
 }
 
 #[test]
-fn a_rename_on_the_path_is_awaited_before_a_backend_is_asked() {
+fn create_waits_for_a_rename_before_it_calls_the_backend() {
     let mut create = Driver::new();
     let other = Waiter { connection: ConnectionId(2), token: 2 };
     let path = RelPath::new("f").expect("a path");
     let moving = Move::link(&create.world.volume.files, &path, other).expect("the only one");
     assert_eq!(create.begin(CreateDisposition::OPEN, 0), waits("AwaitingRename"));
-    assert_eq!(create.wake(Wake::Ready), waits("AwaitingRename"), "it is under way still");
+    assert_eq!(create.wake(Wake::Ready), waits("AwaitingRename"), "the rename is in progress");
     drop(moving);
-    assert_eq!(create.world.server.take_mail().len(), 1, "it is woken");
+    assert_eq!(create.world.server.take_mail().len(), 1, "the CREATE is woken");
     assert_eq!(create.wake(Wake::Ready), submits("Open", OPENING));
     assert_eq!(create.complete(opened(false)), Seen::Answers(NtStatus::SUCCESS));
 }
 
 #[test]
-fn a_cancelled_request_does_not_wait_for_a_rename() {
+fn a_cancelled_create_stops_waiting_for_a_rename() {
     for wake in [Wake::Cancelled, Wake::Closed] {
         let mut create = Driver::new();
         let other = Waiter { connection: ConnectionId(2), token: 2 };
@@ -292,7 +292,7 @@ fn a_cancelled_request_does_not_wait_for_a_rename() {
         create.begin(CreateDisposition::OPEN, 0);
         assert_eq!(create.wake(wake), Seen::Answers(NtStatus::CANCELLED));
         drop(moving);
-        assert!(create.world.server.take_mail().is_empty(), "it is not woken");
+        assert!(create.world.server.take_mail().is_empty(), "no wake-up is sent");
     }
 }
 
@@ -302,12 +302,12 @@ fn holder(world: &World) -> Arc<Open> {
 }
 
 #[test]
-fn after_a_break_the_file_is_looked_for_again() {
+fn the_file_is_looked_up_again_after_an_oplock_break() {
     let mut create = Driver::new();
     let holder = holder(&create.world);
     create.begin(CreateDisposition::OPEN, 0);
     assert_eq!(create.complete(opened(false)), waits("AwaitingBreak"));
-    assert_eq!(create.background(), ["Close"], "a file that was found is not kept open");
+    assert_eq!(create.background(), ["Close"], "an existing file is not kept open");
     holder.file.acknowledge_oplock(holder.id, OplockLevel::II, &create.world.server).expect("asked");
     assert_eq!(create.wake(Wake::Ready), submits("Open", OPENING));
     assert_eq!(create.complete(opened(false)), Seen::Answers(NtStatus::SUCCESS));
@@ -315,9 +315,9 @@ fn after_a_break_the_file_is_looked_for_again() {
 }
 
 #[test]
-fn a_file_that_was_made_stays_open_during_a_break() {
+fn a_created_file_stays_open_during_an_oplock_break() {
     let mut create = Driver::new();
-    // Another client has found it in the meantime.
+    // Another client has opened it in the meantime.
     let holder = holder(&create.world);
     create.begin(CreateDisposition::OPEN_IF, 0);
     assert_eq!(create.complete(opened(true)), waits("AwaitingBreak of a file that was made"));
@@ -328,7 +328,7 @@ fn a_file_that_was_made_stays_open_during_a_break() {
 }
 
 #[test]
-fn a_cancelled_request_does_not_wait_for_a_break() {
+fn a_cancelled_create_stops_waiting_for_an_oplock_break() {
     for (created, wake) in [false, true].into_iter().zip([Wake::Cancelled, Wake::Closed]) {
         let mut create = Driver::new();
         let holder = holder(&create.world);
@@ -338,12 +338,12 @@ fn a_cancelled_request_does_not_wait_for_a_break() {
         assert_eq!(create.background(), ["Close"], "once");
         let _ = create.world.server.take_mail();
         holder.file.acknowledge_oplock(holder.id, OplockLevel::II, &create.world.server).expect("asked");
-        assert!(create.world.server.take_mail().is_empty(), "it is not woken");
+        assert!(create.world.server.take_mail().is_empty(), "no wake-up is sent");
     }
 }
 
 #[test]
-fn names_are_removed_one_by_one_before_the_file_is_looked_for_again() {
+fn names_are_unlinked_one_by_one_before_the_file_is_looked_up_again() {
     let close = || FsOpKind::Close { handle: FsHandle(Arc::new(())), unlink: None, stat: false };
     let mut create = Driver::new();
     let first = create.run(|ctx, _| {
@@ -351,12 +351,12 @@ fn names_are_removed_one_by_one_before_the_file_is_looked_for_again() {
         Box::new(Create { plan, state: State::Running }).remove_names(ctx, vec![close(), close()])
     });
     assert_eq!(first, submits("Close", "RemovingNames, 1 more"));
-    assert_eq!(create.complete(FULL), submits("Close", "RemovingNames, 0 more"), "it may be gone already");
+    assert_eq!(create.complete(FULL), submits("Close", "RemovingNames, 0 more"), "may be unlinked already");
     assert_eq!(create.complete(Ok(FsReply::Done)), submits("Open", OPENING));
 }
 
 #[test]
-fn an_open_that_others_do_not_share_with_is_refused_and_leaves_nothing() {
+fn a_sharing_violation_fails_the_create_and_closes_the_file() {
     let alone = How { share: ShareAccess::empty(), ..PLAIN };
     let mut create = Driver::new();
     create.world.open(&alone).expect("the first");
@@ -366,7 +366,7 @@ fn an_open_that_others_do_not_share_with_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn a_file_that_was_made_for_a_session_that_has_ended_is_removed() {
+fn a_file_created_for_an_ended_session_is_removed() {
     let mut create = Driver::new();
     create.begin(CreateDisposition::OPEN_IF, 0);
     let key = FileKey { dev: 1, ino: 2, stream: 0 };
