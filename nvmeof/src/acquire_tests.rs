@@ -227,7 +227,7 @@ fn me(host: u8, epoch: u32) -> Me {
 }
 
 #[test]
-fn the_first_takes_it_and_takes_it_again_without_harm() {
+fn acquire_of_a_free_namespace_succeeds_and_is_idempotent() {
     let target = Target::default();
     let one = target.seen_by(1);
     acquire(&one, &me(1, 1)).expect("it is free");
@@ -237,7 +237,7 @@ fn the_first_takes_it_and_takes_it_again_without_harm() {
 }
 
 #[test]
-fn a_later_epoch_takes_it_and_the_old_one_finds_itself_out() {
+fn later_epoch_preempts_and_the_earlier_one_is_superseded() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
     acquire(&one, &me(1, 1)).expect("it is free");
@@ -253,7 +253,7 @@ fn a_later_epoch_takes_it_and_the_old_one_finds_itself_out() {
 }
 
 #[test]
-fn the_same_host_goes_on_in_a_later_epoch_without_a_gap() {
+fn same_host_moves_to_a_later_epoch_without_a_preempt() {
     let target = Target::default();
     let one = target.seen_by(1);
     acquire(&one, &me(1, 1)).expect("it is free");
@@ -266,7 +266,7 @@ fn the_same_host_goes_on_in_a_later_epoch_without_a_gap() {
 }
 
 #[test]
-fn an_epoch_that_is_started_twice_has_one_winner() {
+fn second_start_of_the_same_epoch_is_refused_as_a_twin() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
     acquire(&one, &me(1, 1)).expect("it is free");
@@ -275,7 +275,7 @@ fn an_epoch_that_is_started_twice_has_one_winner() {
 }
 
 #[test]
-fn a_stranger_is_left_alone() {
+fn registration_of_another_instance_is_never_preempted() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
     let stranger = Me { instance: InstanceHash::of("other"), ..me(1, 1) };
@@ -289,7 +289,7 @@ fn a_stranger_is_left_alone() {
 }
 
 #[test]
-fn a_target_that_forgets_is_noticed() {
+fn check_detects_a_target_that_lost_its_reservations() {
     let target = Target::default();
     let one = target.seen_by(1);
     acquire(&one, &me(1, 1)).expect("it is free");
@@ -298,7 +298,7 @@ fn a_target_that_forgets_is_noticed() {
 }
 
 #[test]
-fn one_that_was_registered_but_held_nothing_is_put_out_before_it_can() {
+fn earlier_epoch_registered_without_reservation_is_preempted() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
     one.register(me(1, 1).key()).expect("a registration");
@@ -308,7 +308,7 @@ fn one_that_was_registered_but_held_nothing_is_put_out_before_it_can() {
 }
 
 #[test]
-fn a_reservation_that_lets_others_write_is_not_taken_for_ours() {
+fn write_exclusive_reservation_does_not_count_as_held() {
     let target = Target::default();
     let one = target.seen_by(1);
     one.register(me(1, 1).key()).expect("a registration");
@@ -325,7 +325,7 @@ fn of_cluster(cluster: &str, host: u8, epoch: u32) -> Me {
 }
 
 #[test]
-fn clusters_of_the_same_names_are_strangers_whatever_their_epochs() {
+fn instance_of_another_cluster_takes_over_only_by_adoption() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
     acquire(&one, &of_cluster("c1", 1, 3)).expect("it is free");
@@ -347,7 +347,7 @@ fn clusters_of_the_same_names_are_strangers_whatever_their_epochs() {
 }
 
 #[test]
-fn an_instance_that_learns_its_cluster_takes_over_from_its_former_self_in_a_later_epoch() {
+fn later_epoch_with_a_cluster_preempts_the_key_without_cluster() {
     let target = Target::default();
     let (former, now) = (target.seen_by(1), target.seen_by(2));
     acquire(&former, &me(1, 4)).expect("it is free");
@@ -360,7 +360,7 @@ fn an_instance_that_learns_its_cluster_takes_over_from_its_former_self_in_a_late
 }
 
 #[test]
-fn what_is_given_back_is_free_for_all() {
+fn release_is_idempotent_and_frees_the_namespace_for_other_hosts() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
     acquire(&one, &me(1, 1)).expect("it is free");
@@ -385,7 +385,7 @@ fn after_an_unanswered_preempt() -> Target {
 }
 
 #[test]
-fn who_finds_its_pending_key_waits_before_it_goes_on() {
+fn acquire_stays_pending_until_settled_after_an_unanswered_preempt() {
     let target = after_an_unanswered_preempt();
     let two = target.seen_by(2);
     assert_eq!(check(&two, &me(2, 2)).expect("a report"), Check::Lost(Loss::Pending));
@@ -401,7 +401,7 @@ fn who_finds_its_pending_key_waits_before_it_goes_on() {
 }
 
 #[test]
-fn a_later_epoch_waits_for_what_an_earlier_one_has_not_seen_the_end_of() {
+fn later_epoch_waits_for_the_unanswered_preempt_of_an_earlier_epoch() {
     // On the same host, which replaces the key of its registration, and on other hosts, which preempt it.
     for host in [2, 1, 3] {
         let target = after_an_unanswered_preempt();
@@ -427,7 +427,7 @@ fn after_one_of_two_preempts() -> Target {
 }
 
 #[test]
-fn what_another_call_was_not_answered_is_waited_for_whatever_this_one_is() {
+fn unanswered_preempt_keeps_every_other_acquire_of_the_host_pending() {
     // The preempt of the other host gets a response, in the same start and in a later one.
     for epoch in [3, 4] {
         let target = after_one_of_two_preempts();
@@ -450,7 +450,7 @@ fn what_another_call_was_not_answered_is_waited_for_whatever_this_one_is() {
 }
 
 #[test]
-fn what_a_pending_key_has_is_a_twins_and_a_strangers_for_others() {
+fn pending_key_is_treated_like_the_settled_key_by_other_hosts() {
     let target = after_an_unanswered_preempt();
     let three = target.seen_by(3);
     assert!(matches!(acquire(&three, &me(3, 1)), Err(NotAcquired::Superseded { .. })));
@@ -468,7 +468,7 @@ fn what_a_pending_key_has_is_a_twins_and_a_strangers_for_others() {
 }
 
 #[test]
-fn a_preempt_that_is_answered_needs_no_wait_and_leaves_the_key_of_every_version() {
+fn answered_preempt_needs_no_wait_and_ends_with_the_settled_key() {
     let target = Target::default();
     // As left by a version before pending keys: registered, and preempting with its own key.
     target.seen_by(1).register(me(1, 1).key()).expect("a registration");
@@ -502,7 +502,7 @@ proptest! {
     /// Hosts start, stop and return in any epoch, lose their paths at any command, and the target loses its state. No host
     /// holds it while commands of a former holder are in flight.
     #[test]
-    fn there_is_never_more_than_one_holder_and_never_an_older_one(
+    fn at_most_one_host_holds_and_no_older_epoch_acquires(
         actions in prop::collection::vec(action(), 1..24),
     ) {
         let target = Target::default();
@@ -540,7 +540,7 @@ proptest! {
 
     /// Between each report and the step that follows from it, the other host does its whole acquisition.
     #[test]
-    fn two_that_come_at_once_end_with_one_holder(
+    fn concurrent_acquires_end_with_at_most_one_holder(
         at in 0usize..6,
         epochs in (1u32..4, 1u32..4),
         before in prop::option::of(0u32..4),

@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_have_the_numbers_of_the_kernels_headers() {
+    fn ioctl_numbers_match_the_kernel_headers() {
         assert_eq!(IOC_PR_REGISTER, 0x4018_70c8);
         assert_eq!(IOC_PR_RESERVE, 0x4010_70c9);
         assert_eq!(IOC_PR_RELEASE, 0x4010_70ca);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_block_device_answers_with_an_error() {
+    fn ioctls_fail_with_enotty_on_a_non_block_device() {
         let file = File::open("/dev/null").expect("it is there");
         for result in [
             pr_register(&file, 0, 1, 0),

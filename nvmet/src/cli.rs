@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound_and_the_file_can_be_named_on_either_side() {
+    fn command_line_is_valid_and_config_option_works_in_any_position() {
         Cli::command().debug_assert();
         for line in
             [&["forebay-target", "--config", "/f"][..], &["forebay-target", "remove", "--config", "/f"]]

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_has_all_its_space_and_replaces_none() {
+    fn backing_file_is_preallocated_and_never_replaced() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("deep/data.img");
         let mut kernel = Kernel::at(folder.path());
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_made_leaves_nothing() {
+    fn failed_file_creation_leaves_no_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("data.img");
         let step = Step::MakeFile { path, bytes: 1 << 62 };

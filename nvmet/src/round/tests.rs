@@ -150,7 +150,7 @@ fn without_numbers(tree: BTreeMap<String, String>) -> Vec<(String, String)> {
 }
 
 #[test]
-fn nothing_becomes_what_is_wanted_and_stays_so() {
+fn round_creates_the_configured_target_and_is_idempotent() {
     let mut machine = Machine::new();
     machine.good(&two());
     let tree = machine.kernel.tree();
@@ -178,7 +178,7 @@ fn nothing_becomes_what_is_wanted_and_stays_so() {
 }
 
 #[test]
-fn a_crash_between_any_two_steps_is_made_good_by_the_next_start() {
+fn next_start_completes_a_round_interrupted_after_any_step() {
     let mut machine = Machine::new();
     machine.good(&two());
     let steps = machine.kernel.taken.len();
@@ -205,7 +205,7 @@ fn a_crash_between_any_two_steps_is_made_good_by_the_next_start() {
 }
 
 #[test]
-fn a_crash_between_any_two_steps_leaves_nothing_that_removal_does_not_find() {
+fn removal_is_complete_after_a_crash_at_any_step() {
     let mut machine = Machine::new();
     machine.good(&two());
     let steps = machine.kernel.taken.len();
@@ -233,7 +233,7 @@ fn a_crash_between_any_two_steps_leaves_nothing_that_removal_does_not_find() {
 }
 
 #[test]
-fn a_change_that_crashes_between_any_two_steps_is_made_good() {
+fn next_start_completes_a_change_interrupted_after_any_step() {
     let mut machine = Machine::new();
     machine.good(&one());
     let expected = machine.kernel.tree().len();
@@ -260,7 +260,7 @@ fn a_change_that_crashes_between_any_two_steps_is_made_good() {
 }
 
 #[test]
-fn what_others_have_made_is_not_touched() {
+fn objects_of_other_programs_are_not_modified() {
     let mut machine = Machine::new();
     let foreign = machine.path("foreign");
     File::create(&foreign).expect("a file").set_len(MIB).expect("room");
@@ -301,7 +301,7 @@ fn what_others_have_made_is_not_touched() {
 }
 
 #[test]
-fn names_and_ports_that_others_have_are_reported_and_left() {
+fn conflicts_with_another_target_are_reported_and_left_unchanged() {
     let mut machine = Machine::new();
     machine.good(&Says { name: "first", ..one() });
     let before = machine.kernel.tree();
@@ -332,7 +332,7 @@ fn names_and_ports_that_others_have_are_reported_and_left() {
 }
 
 #[test]
-fn hosts_and_namespaces_come_and_go_without_cutting_others() {
+fn adding_and_removing_hosts_and_namespaces_does_not_disrupt_others() {
     let mut machine = Machine::new();
     let says = |hosts: &[&'static str], files: &[(&'static str, u64)]| Says {
         subsystems: vec![(NQN, hosts.into(), files.into())],
@@ -352,7 +352,7 @@ fn hosts_and_namespaces_come_and_go_without_cutting_others() {
 }
 
 #[test]
-fn a_file_grows_with_its_size_and_hosts_are_notified_once() {
+fn backing_file_grows_but_never_shrinks_and_hosts_are_notified_once() {
     let mut machine = Machine::new();
     machine.good(&one());
     let larger = Says { subsystems: vec![(NQN, HOSTS[..2].into(), vec![("one", 4)])], ..one() };
@@ -375,7 +375,7 @@ fn a_file_grows_with_its_size_and_hosts_are_notified_once() {
 }
 
 #[test]
-fn files_are_written_through_before_hosts_have_them_and_where_they_have_them_already() {
+fn write_through_is_set_before_enabling_and_on_enabled_namespaces() {
     let strict = Says { volatile_cache: false, ..one() };
     let mut machine = Machine::new();
     machine.good(&one());
@@ -402,7 +402,7 @@ fn files_are_written_through_before_hosts_have_them_and_where_they_have_them_alr
 }
 
 #[test]
-fn what_holds_something_else_is_refused_and_not_written_to() {
+fn file_with_foreign_data_is_refused_and_not_modified() {
     let mut machine = Machine::new();
     let path = machine.path("one");
     let file = File::create(&path).expect("a file");
@@ -421,7 +421,7 @@ fn what_holds_something_else_is_refused_and_not_written_to() {
 }
 
 #[test]
-fn identity_and_drive_of_a_namespace_do_not_change_under_hosts() {
+fn uuid_and_backing_file_of_an_enabled_namespace_do_not_change() {
     let mut machine = Machine::new();
     machine.good(&one());
     let before = machine.kernel.tree();
@@ -447,7 +447,7 @@ fn identity_and_drive_of_a_namespace_do_not_change_under_hosts() {
 }
 
 #[test]
-fn a_drive_that_goes_is_reported_and_its_namespace_stays() {
+fn removed_backing_file_is_reported_and_its_namespace_kept() {
     let mut machine = Machine::new();
     machine.good(&one());
     fs::remove_file(machine.path("one")).expect("removed");
@@ -459,7 +459,7 @@ fn a_drive_that_goes_is_reported_and_its_namespace_stays() {
 }
 
 #[test]
-fn an_address_that_is_not_there_yet_is_tried_again() {
+fn port_is_retried_until_its_address_is_available() {
     let mut machine = Machine::new();
     machine.kernel.addresses.clear();
     machine.problem(&one(), "this machine has no such address yet");
@@ -470,7 +470,7 @@ fn an_address_that_is_not_there_yet_is_tried_again() {
 }
 
 #[test]
-fn a_port_moves_and_stays_while_its_interface_has_no_address() {
+fn port_changes_its_service_id_and_is_kept_without_an_address() {
     let mut machine = Machine::new();
     machine.good(&one());
     let moved = Says { service: 4421, ..one() };
@@ -489,7 +489,7 @@ fn a_port_moves_and_stays_while_its_interface_has_no_address() {
 }
 
 #[test]
-fn one_target_at_a_time_is_at_work() {
+fn lock_blocks_until_the_holder_releases_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let held = lock(folder.path()).expect("it is free");
     let waits = std::thread::scope(|scope| {
