@@ -122,7 +122,7 @@ mod tests {
     fn every_means_answers_each_request_byte_with_the_start_of_the_file() {
         let content: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
         let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
-        file.write_all(&content).expect("it is written");
+        file.write_all(&content).expect("the content is written");
         for means in [Means::Sendfile, Means::Read] {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
             let port = listener.local_addr().expect("its address").port();

@@ -108,10 +108,10 @@ mod tests {
             .expect("a shell starts");
         let mut said = String::new();
         let stdout = shell.stdout.take().expect("its output is a pipe");
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut said).expect("it says done");
-        let usage = tree(shell.id()).expect("it is alive");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut said).expect("a line");
+        let usage = tree(shell.id()).expect("the process is alive");
         drop(shell.stdin.take());
-        shell.wait().expect("it ends");
+        shell.wait().expect("the process ends");
         assert_eq!(usage.processes, 1);
         assert!(usage.seconds >= 0.02, "{usage:?}");
         assert!(waited_for().expect("our own") >= usage.seconds);
@@ -121,7 +121,7 @@ mod tests {
     fn cpu_time_of_an_ended_server_is_an_error() {
         let mut child = Command::new("true").spawn().expect("true starts");
         let pid = child.id();
-        child.wait().expect("it ends");
-        assert!(tree(pid).expect_err("it is gone").to_string().contains("has ended"));
+        child.wait().expect("the process ends");
+        assert!(tree(pid).expect_err("the process has ended").to_string().contains("has ended"));
     }
 }

@@ -68,9 +68,9 @@ mod tests {
     #[test]
     fn memory_figures_of_this_process_are_plausible() {
         let own = std::process::id();
-        let (resident, proportional) = now(own).expect("it is alive");
+        let (resident, proportional) = now(own).expect("the process is alive");
         assert!(resident > 100_000 && proportional > 0 && proportional <= resident);
-        assert!(peak(own).expect("it is alive") > 100_000);
-        assert!(super::resident(own).expect("it is alive") > 100_000);
+        assert!(peak(own).expect("the process is alive") > 100_000);
+        assert!(super::resident(own).expect("the process is alive") > 100_000);
     }
 }

@@ -1,10 +1,10 @@
-//! A short load on a real server: the whole path from the command line to the JSON.
+//! Runs short loads on a real server, from the command line to the JSON results.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;
 use std::process::Command;
 
-/// Runs `forebay-bench load` with small files; the results.
+/// Runs `forebay-bench load` with small files and returns the results.
 fn load(arguments: &[&str]) -> serde_json::Value {
     let own = Path::new(env!("CARGO_BIN_EXE_forebay-bench"));
     let server = forebay_e2e::sibling::server_binary(own).unwrap();
@@ -97,7 +97,7 @@ fn quick_suite_writes_results_plots_and_a_table() {
     let out = folder.path().join("out");
     let mut command = Command::new(own);
     command.args(["suite", "--quick", "--only", "read-1m-c1,create,connections", "--out"]).arg(&out);
-    // Without the lab's cache there is no Samba, which is no failure.
+    // Without the lab's cache there is no Samba, which is not a failure.
     command.arg("--server").arg(server).arg("--dir").arg(folder.path());
     command.env("FOREBAY_CACHE", folder.path().join("no-cache"));
     let output = command.output().unwrap();

@@ -99,7 +99,7 @@ mod tests {
         assert_ne!(one.id(), HostIdentity::of("fast-0", "node-b").expect("names").id());
         assert_ne!(one.id(), HostIdentity::of("fast-1", "node-a").expect("names").id());
         assert_eq!(one.nqn().as_str(), format!("{UUID_NQN}{}", one.id()));
-        // Targets have it in their host lists: it must not change between our versions.
+        // Targets list this identifier in their allowed hosts, so it must not change between versions.
         assert_eq!(one.id().to_string(), "3217c216-9228-581d-a80f-93c26bebe2af");
     }
 

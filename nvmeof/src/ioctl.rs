@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn ioctls_fail_with_enotty_on_a_non_block_device() {
-        let file = File::open("/dev/null").expect("it is there");
+        let file = File::open("/dev/null").expect("/dev/null exists");
         for result in [
             pr_register(&file, 0, 1, 0),
             pr_reserve(&file, 1, 2),
@@ -242,7 +242,7 @@ mod tests {
             pr_clear(&file, 1),
             passthrough(&file, Queue::Admin, Command::default(), &mut [0; 8]),
         ] {
-            assert_eq!(result.expect_err("it is no block device").raw_os_error(), Some(libc::ENOTTY));
+            assert_eq!(result.expect_err("not a block device").raw_os_error(), Some(libc::ENOTTY));
         }
     }
 }

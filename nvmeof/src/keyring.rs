@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn nvme_keyring_is_found_among_similar_entries_of_proc_keys() {
         assert_eq!(find(LINES.as_bytes()).expect("read"), Some(KeySerial(0x21cc_057b)));
-        let others = LINES.rsplit_once("21cc").expect("it is there").0;
+        let others = LINES.rsplit_once("21cc").expect("the last line").0;
         for text in [others, "", "\n\n", "21cc057b", "x I- 1 perm 0 0 0 keyring .nvme: 1"] {
             assert_eq!(find(text.as_bytes()).expect("read"), None, "{text}");
         }
@@ -245,7 +245,7 @@ mod tests {
             bytes[..count].to_vec()
         };
         let first = ring.put(&pair("NVMe1R01 nqn.h nqn.s aaa=", b"secret")).expect("put");
-        assert_eq!(ring.put(&pair("NVMe1R01 nqn.h nqn.s aaa=", b"secret")).expect("it is there"), first);
+        assert_eq!(ring.put(&pair("NVMe1R01 nqn.h nqn.s aaa=", b"secret")).expect("unchanged"), first);
         assert_eq!(payload(first), b"secret");
         let replaced = ring.put(&pair("NVMe1R01 nqn.h nqn.s aaa=", b"other")).expect("replaced");
         assert_eq!((payload(replaced), ring.keys().expect("listed").len()), (b"other".to_vec(), 1));

@@ -156,7 +156,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn report_parser_does_not_panic_on_arbitrary_bytes(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+        fn report_parser_does_not_panic_on_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
             let _ = Report::parse(&bytes);
         }
     }

@@ -178,7 +178,7 @@ pub(crate) mod tests {
     #[test]
     fn dhchap_key_errors_are_specific_and_debug_is_redacted() {
         let good = dhchap("01", &[7; 32]);
-        let refused = |text: &str| DhChapKey::parse(text).expect_err("it is wrong");
+        let refused = |text: &str| DhChapKey::parse(text).expect_err("an invalid key");
         assert_eq!(refused("secret"), InvalidKey::Form(DHCHAP_FORM));
         assert_eq!(refused(good.trim_end_matches(':')), InvalidKey::Form(DHCHAP_FORM));
         assert_eq!(refused(&format!("{good}:")), InvalidKey::Form(DHCHAP_FORM));

@@ -219,7 +219,7 @@ mod tests {
         (0..hex.len()).step_by(2).map(digit).collect()
     }
 
-    /// Its input keys are used as they are.
+    /// These vectors use PSKs without a hash, so the retained PSK equals the configured one.
     #[test]
     fn psk_digests_and_tls_psks_match_kernel_test_vectors() {
         for (input, number, digest, expected) in [
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// There is no published source of these: computed with Python's hmac by the same sections.
+    /// No test vectors are published for these; the values were computed with Python's hmac from the same sections.
     #[test]
     fn retained_and_tls_psks_match_an_independent_implementation() {
         for (hash, key, version, expected) in [

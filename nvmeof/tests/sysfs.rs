@@ -1,4 +1,4 @@
-//! What sysfs reports, the changes that it reports, and the connections planned from it.
+//! Tests parsing of sysfs, the watch for changes, and the plan of connections.
 #![allow(clippy::unwrap_used)]
 
 mod tree;
@@ -70,7 +70,7 @@ fn duplicate_namespace_identifier_is_ambiguous() {
     tree.unpack("sys/devices/virtual/nvme-subsystem/nvme-subsys7/nvme7n2/uuid\t8bd9bb5c-6ec9-4a0c-a0a6-2e7c0c6b4f11\n");
     let error = tree.read().namespace(&nqn(), &by_uuid()).unwrap_err();
     assert!(matches!(&error, FindError::Ambiguous { names, .. } if names == "nvme3n1, nvme7n2"), "{error}");
-    // So do the two paths if the kernel does not join them.
+    // The same applies to two paths that the kernel does not combine into one device.
     let found = Tree::of(&[NO_MULTIPATH]).read();
     assert!(matches!(found.namespace(&nqn(), &by_uuid()), Err(FindError::Ambiguous { .. })));
 }
@@ -155,7 +155,7 @@ fn plan_keeps_live_and_reconnecting_controllers() {
     let tree = Tree::of(&[TWO_PATHS]);
     tree.set("nvme3/state", "connecting");
     assert_eq!(plan(&wanted(), None, &paths(), &tree.read()).unwrap(), planned);
-    // A path that was given up does not.
+    // A path that is being deleted does not.
     tree.set("nvme3/state", "deleting (no IO)");
     let planned = plan(&wanted(), None, &paths(), &tree.read()).unwrap();
     assert_eq!((planned.keep, planned.connect), (vec!["nvme4".to_owned()], vec![paths()[0].clone()]));
@@ -171,7 +171,7 @@ fn plan_connects_missing_paths_and_disconnects_unwanted_ones() {
     assert_eq!(planned.keep, ["nvme3"]);
     assert_eq!(planned.connect, [rdma]);
     assert_eq!(planned.disconnect, ["nvme4"]);
-    // Another port or another local address makes another path.
+    // A different port or local address is a different path.
     let port = FabricPath::new(Transport::Tcp, "192.168.77.1:4421".parse().unwrap());
     let from = FabricPath { host_address: None, ..paths()[1].clone() };
     assert_eq!(plan(&wanted(), None, &[port, from], &found).unwrap().connect.len(), 2);
@@ -203,7 +203,7 @@ fn plan_replaces_connections_with_a_different_tls_configuration() {
         (0, 0, paths().as_slice())
     );
     assert_eq!(planned.disconnect, ["nvme3", "nvme4"]);
-    // One has the key, the other has a different one.
+    // One controller uses this key, the other a different key.
     for (controller, has) in [("nvme3", "12345678"), ("nvme4", "00000009")] {
         tree.unpack(&format!("sys/devices/virtual/nvme-fabrics/ctl/{controller}/tls_key\t\n"));
         tree.unpack(&format!(
@@ -274,6 +274,6 @@ fn missing_nvme_fabrics_device_error_names_the_module() {
     assert!(error.contains("load nvme-fabrics") && error.contains("dev/nvme-fabrics"), "{error}");
     assert_eq!(fabrics.ensure_disconnected(&wanted()).unwrap(), Vec::<String>::new());
     assert!(fabrics.known_options().is_empty());
-    // A controller that is gone needs no disconnect.
+    // Disconnecting a controller that no longer exists succeeds.
     fabrics.disconnect("nvme9").unwrap();
 }

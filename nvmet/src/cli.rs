@@ -221,7 +221,7 @@ mod tests {
         for line in
             [&["forebay-target", "--config", "/f"][..], &["forebay-target", "remove", "--config", "/f"]]
         {
-            let cli = Cli::try_parse_from(line).expect("it is right");
+            let cli = Cli::try_parse_from(line).expect("a valid command line");
             assert_eq!(cli.config, Path::new("/f"));
         }
     }

@@ -392,7 +392,7 @@ mod tests {
     #[test]
     fn survey_classifies_files_and_rechecks_unfit_ones_after_a_delay() {
         let folder = tempfile::tempdir().expect("a folder");
-        let folder = folder.path().canonicalize().expect("it is there");
+        let folder = folder.path().canonicalize().expect("the folder exists");
         let (absent, fit, foreign) = (folder.join("absent"), file(&folder, "fit"), file(&folder, "foreign"));
         let link = folder.join("link");
         std::os::unix::fs::symlink(&fit, &link).expect("a link");
@@ -429,7 +429,7 @@ mod tests {
     #[test]
     fn backing_file_of_an_enabled_namespace_is_recognized_by_any_path() {
         let folder = tempfile::tempdir().expect("a folder");
-        let folder = folder.path().canonicalize().expect("it is there");
+        let folder = folder.path().canonicalize().expect("the folder exists");
         let (one, other) = (file(&folder, "one"), file(&folder, "other"));
         let link = folder.join("link");
         std::os::unix::fs::symlink(&one, &link).expect("a link");
@@ -449,7 +449,7 @@ mod tests {
     #[test]
     fn replaced_backing_file_is_detected() {
         let folder = tempfile::tempdir().expect("a folder");
-        let folder = folder.path().canonicalize().expect("it is there");
+        let folder = folder.path().canonicalize().expect("the folder exists");
         let (one, other) = (file(&folder, "one"), file(&folder, "other"));
         let mut surveyor = Surveyor::default();
         let mut ground = || {
@@ -464,7 +464,7 @@ mod tests {
     #[test]
     fn reoffered_backing_file_replaces_the_recorded_one() {
         let folder = tempfile::tempdir().expect("a folder");
-        let folder = folder.path().canonicalize().expect("it is there");
+        let folder = folder.path().canonicalize().expect("the folder exists");
         let (one, other) = (file(&folder, "one"), file(&folder, "other"));
         let key = (NQN.to_owned(), 1);
         let mut surveyor = Surveyor::default();

@@ -163,10 +163,10 @@ mod tests {
         let path = folder.path().join("deep/data.img");
         let mut kernel = Kernel::at(folder.path());
         let mut take = |step: Step| kernel.take(&step);
-        take(Step::MakeFile { path: path.clone(), bytes: 1 << 20 }).expect("made");
+        take(Step::MakeFile { path: path.clone(), bytes: 1 << 20 }).expect("created");
         let made = fs::metadata(&path).expect("a file");
         assert!(made.len() == 1 << 20 && made.blocks() * 512 >= 1 << 20 && made.mode() & 0o777 == 0o600);
-        let again = take(Step::MakeFile { path: path.clone(), bytes: 2 << 20 }).expect_err("it is there");
+        let again = take(Step::MakeFile { path: path.clone(), bytes: 2 << 20 }).expect_err("the file exists");
         assert_eq!(again.kind(), ErrorKind::AlreadyExists);
         take(Step::GrowFile { path: path.clone(), bytes: 3 << 20 }).expect("grown");
         assert_eq!(fs::metadata(&path).expect("a file").len(), 3 << 20);

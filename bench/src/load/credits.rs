@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn message_ids_are_taken_by_credit_charge_only_if_credits_suffice() {
         let mut credits = Credits::new(40);
-        assert_eq!(credits.take(2), None, "there is one credit");
+        assert_eq!(credits.take(2), None, "only one credit");
         assert_eq!(credits.take(1), Some(0));
         assert_eq!(credits.take(1), None);
         credits.grant(credits.ask(1));
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(credits.take(1), Some(0));
         assert_eq!(credits.ask(1), 41);
         credits.grant(50);
-        assert_eq!(credits.ask(16), 16, "there are enough");
+        assert_eq!(credits.ask(16), 16, "enough credits are available");
         assert_eq!(Credits::new(u64::MAX).ask(16), CREDITS_MAX);
     }
 }

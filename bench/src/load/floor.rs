@@ -265,7 +265,7 @@ mod tests {
     fn check_detects_a_file_with_other_content() {
         let plan = Plan { file_bytes: 100_000, ..plan(Workload::Read) };
         let (folder, target) = floor(Means::Read, &plan);
-        files::make(&target, &plan).expect("they are made");
+        files::make(&target, &plan).expect("the files are created");
         let file = File::options().write(true).open(folder.path().join("1")).expect("a file");
         file.write_all_at(&[0; 8], 50_000).expect("written");
         let error = format!("{:#}", files::check(&target, &plan).expect_err("it differs"));
@@ -278,7 +278,7 @@ mod tests {
             let plan = Plan { seconds: 0.05, io_bytes: 20_000, file_bytes: 100_000, ..plan(workload) };
             let means = if workload.writes() { Means::Write } else { Means::Sendfile };
             let (_folder, target) = floor(means, &plan);
-            files::make(&target, &plan).expect("they are made");
+            files::make(&target, &plan).expect("the files are created");
             let mut looks = 0;
             let (before, measured, after) = client::run(&target, &plan, 1, || {
                 looks += 1;
@@ -288,7 +288,7 @@ mod tests {
             assert_eq!((before, after), (1, 2));
             assert!(measured.tally.operations > 0 && measured.seconds >= 0.05, "{measured:?}");
             assert_eq!(measured.tally.bytes, measured.tally.operations * 20_000);
-            files::check(&target, &plan).expect("they hold what was written");
+            files::check(&target, &plan).expect("the files have the written content");
         }
     }
 

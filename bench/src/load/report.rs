@@ -423,7 +423,7 @@ mod tests {
         Measured { tally, seconds: 2.0, cpu_seconds: 0.5 }
     }
 
-    /// Before and after.
+    /// The resource usage before and after a run.
     fn used() -> Option<(Used, Used)> {
         let before =
             Used { cpu_seconds: 7.0, peak_bytes: 0, resident_bytes: 1_000_000, proportional_bytes: 500_000 };

@@ -55,7 +55,7 @@ impl Machine {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.files.path().canonicalize().expect("it is there").join(name)
+        self.files.path().canonicalize().expect("the folder exists").join(name)
     }
 
     fn config(&self, says: &Says) -> Config {
@@ -167,7 +167,7 @@ fn round_creates_the_configured_target_and_is_idempotent() {
         tree[&format!("subsystems/{NQN}/allowed_hosts/{}", HOSTS[1])],
         format!("-> hosts/{}", HOSTS[1])
     );
-    assert_eq!(fs::metadata(machine.path("two")).expect("made").len(), 2 * MIB);
+    assert_eq!(fs::metadata(machine.path("two")).expect("created").len(), 2 * MIB);
     machine.next_round(&two());
     assert_eq!(machine.kernel.taken, []);
     // A restarted process does not know which sizes have been reported to hosts.
@@ -215,7 +215,7 @@ fn removal_is_complete_after_a_crash_at_any_step() {
         crashed.round(&two());
         crashed.kernel.left = None;
         assert_eq!(crashed.remove(&two()).problems, []);
-        assert_eq!(crashed.kernel.tree(), empty(), "made for {crash} steps");
+        assert_eq!(crashed.kernel.tree(), empty(), "creation interrupted after {crash} steps");
     }
     machine.remove(&two());
     let steps = machine.kernel.taken.len();
@@ -227,7 +227,7 @@ fn removal_is_complete_after_a_crash_at_any_step() {
         crashed.remove(&two());
         crashed.kernel.left = None;
         assert_eq!(crashed.remove(&two()).problems, []);
-        assert_eq!(crashed.kernel.tree(), empty(), "removed for {crash} steps");
+        assert_eq!(crashed.kernel.tree(), empty(), "removal interrupted after {crash} steps");
         assert_eq!(fs::metadata(crashed.path("two")).expect("files stay").len(), 2 * MIB);
     }
 }
@@ -266,7 +266,7 @@ fn objects_of_other_programs_are_not_modified() {
     File::create(&foreign).expect("a file").set_len(MIB).expect("room");
     let set = |at: &str, value: &str| Step::Set(at.into(), value.into());
     let link = |to: &str, at: &str| Step::Link { to: to.into(), at: at.into() };
-    machine.kernel.others(&[
+    machine.kernel.take_as_other_program(&[
         Step::Make("subsystems/theirs".into()),
         Step::Make("subsystems/theirs/namespaces/1".into()),
         set("subsystems/theirs/namespaces/1/device_path", foreign.to_str().expect("text")),
@@ -309,7 +309,7 @@ fn conflicts_with_another_target_are_reported_and_left_unchanged() {
     machine.problem(&one(), &format!("subsystem {NQN}: the kernel's target has one of this name"));
     machine.remove(&one());
     assert_eq!(machine.kernel.tree(), before);
-    // With distinct names, both are free of problems.
+    // With distinct names, neither target reports a problem.
     let second =
         Says { service: 4421, subsystems: vec![(OTHER, vec![HOSTS[0]], vec![("three", 1)])], ..one() };
     machine.good(&second);
@@ -322,7 +322,7 @@ fn conflicts_with_another_target_are_reported_and_left_unchanged() {
 
     // Objects that others have put into our port remain, and the port with them.
     let ours = Owner::of("first").ports().next().expect("a port");
-    machine.kernel.others(&[
+    machine.kernel.take_as_other_program(&[
         Step::Make("subsystems/theirs".into()),
         Step::Link { to: "subsystems/theirs".into(), at: format!("ports/{ours}/subsystems/theirs") },
     ]);
@@ -455,7 +455,7 @@ fn removed_backing_file_is_reported_and_its_namespace_kept() {
     let report = machine.round(&one());
     assert!(!report.namespaces[0].up);
     assert_eq!(machine.kernel.taken, []);
-    assert!(!machine.path("one").exists(), "a new one would be another one");
+    assert!(!machine.path("one").exists(), "a new file would be a different device");
 }
 
 #[test]
@@ -491,14 +491,14 @@ fn port_changes_its_service_id_and_is_kept_without_an_address() {
 #[test]
 fn lock_blocks_until_the_holder_releases_it() {
     let folder = tempfile::tempdir().expect("a folder");
-    let held = lock(folder.path()).expect("it is free");
+    let held = lock(folder.path()).expect("the lock is free");
     let waits = std::thread::scope(|scope| {
         let waiter = scope.spawn(|| lock(folder.path()).map(drop));
         assert!(!waiter.is_finished());
         drop(held);
         waiter.join().expect("no panic")
     });
-    waits.expect("it is free again");
+    waits.expect("the lock is released");
     let absent: &Path = Path::new("/nonexistent/nvmet");
     assert!(lock(absent).is_err());
 }
