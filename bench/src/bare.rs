@@ -119,10 +119,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_means_answers_each_byte_with_the_files_beginning() {
+    fn every_means_answers_each_request_byte_with_the_start_of_the_file() {
         let content: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
         let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
-        file.write_all(&content).expect("it is written");
+        file.write_all(&content).expect("the content is written");
         for means in [Means::Sendfile, Means::Read] {
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
             let port = listener.local_addr().expect("its address").port();
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_too_short_is_an_error_and_no_endless_loop() {
+    fn too_short_file_is_an_error_instead_of_an_endless_loop() {
         let file = tempfile::NamedTempFile::new().expect("a temporary file");
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let mut stream = TcpStream::connect(listener.local_addr().expect("its address")).expect("the server");

@@ -89,7 +89,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn the_name_of_a_process_cannot_shift_the_fields() {
+    fn process_name_with_parentheses_does_not_shift_stat_fields() {
         let text = "7 (a) b 1 (2)) S 3 7 7 0 -1 4194304 100 5 0 0 11 22 33 44 20 0 1 0 5";
         assert_eq!(Stat::parse(text), Some(Stat { parent: 3, ticks: 110, ticks_children: 77 }));
         assert_eq!(Stat::parse("7 (a) S 3"), None);
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn time_of_children_counts_after_they_have_ended_too() {
+    fn cpu_time_includes_children_that_have_ended() {
         // A shell that burns CPU in a child, waits for it, and keeps running.
         let script = "sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done'; echo done; read line";
         let mut shell = Command::new("sh")
@@ -108,20 +108,20 @@ mod tests {
             .expect("a shell starts");
         let mut said = String::new();
         let stdout = shell.stdout.take().expect("its output is a pipe");
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut said).expect("it says done");
-        let usage = tree(shell.id()).expect("it is alive");
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut said).expect("a line");
+        let usage = tree(shell.id()).expect("the process is alive");
         drop(shell.stdin.take());
-        shell.wait().expect("it ends");
+        shell.wait().expect("the process ends");
         assert_eq!(usage.processes, 1);
         assert!(usage.seconds >= 0.02, "{usage:?}");
         assert!(waited_for().expect("our own") >= usage.seconds);
     }
 
     #[test]
-    fn a_server_that_has_ended_is_an_error() {
+    fn cpu_time_of_an_ended_server_is_an_error() {
         let mut child = Command::new("true").spawn().expect("true starts");
         let pid = child.id();
-        child.wait().expect("it ends");
-        assert!(tree(pid).expect_err("it is gone").to_string().contains("has ended"));
+        child.wait().expect("the process ends");
+        assert!(tree(pid).expect_err("the process has ended").to_string().contains("has ended"));
     }
 }

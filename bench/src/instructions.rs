@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_workload_comes_to_its_end() {
+    fn every_operation_completes() {
         for &operation in Operation::value_variants() {
             work(operation, 20).unwrap_or_else(|error| panic!("{}: {error:#}", operation.name()));
         }
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_set_up_is_in_both_runs_and_so_in_no_count() {
+    fn setup_cost_cancels_out_between_the_two_runs() {
         let few = Counts { instructions: 1_000_000 + 300 * FEW, calls: 5000 + 4 * FEW };
         let many = Counts { instructions: 1_000_000 + 300 * MANY, calls: 5000 + 4 * MANY };
         assert_eq!(per_operation(few, many).ok(), Some(Cost { instructions: 300.0, calls: 4.0 }));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comparison_names_what_is_worse() {
+    fn comparison_marks_regressed_operations() {
         let cost = |instructions| Cost { instructions, calls: 3.0 };
         let operations = |a, b| [("a".to_owned(), cost(a)), ("b".to_owned(), cost(b))].into();
         let table = Table { compiler: COMPILER.to_owned(), operations: operations(100.0, 100.0) };

@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_with_their_unit_and_bounded() {
+    fn sizes_are_parsed_with_units_and_bounded() {
         assert_eq!(parse_bytes("1M"), Ok(1 << 20));
         assert_eq!(parse_bytes("64k"), Ok(64 << 10));
         assert_eq!(parse_bytes("512"), Ok(512));

@@ -60,17 +60,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_high_water_mark_is_read_in_bytes() {
+    fn high_water_mark_is_parsed_into_bytes() {
         assert_eq!(high_water("Name:\tx\nVmHWM:\t    1234 kB\nVmRSS:\t 5 kB\n"), Some(1234 * 1024));
         assert_eq!(high_water("Name:\tkthreadd\n"), None, "a kernel thread has none");
     }
 
     #[test]
-    fn this_process_has_one() {
+    fn memory_figures_of_this_process_are_plausible() {
         let own = std::process::id();
-        let (resident, proportional) = now(own).expect("it is alive");
+        let (resident, proportional) = now(own).expect("the process is alive");
         assert!(resident > 100_000 && proportional > 0 && proportional <= resident);
-        assert!(peak(own).expect("it is alive") > 100_000);
-        assert!(super::resident(own).expect("it is alive") > 100_000);
+        assert!(peak(own).expect("the process is alive") > 100_000);
+        assert!(super::resident(own).expect("the process is alive") > 100_000);
     }
 }

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_has_a_bar_for_each_server_and_figure() {
+    fn report_plot_has_a_bar_for_each_server_and_figure() {
         let bars = bars(&of_report(&sample(Workload::Read)).svg());
         let classes: Vec<&str> = bars.iter().map(|(class, _)| class.as_str()).collect();
         assert_eq!(classes, ["samba", "samba-uring", "forebay", "floor"].repeat(4));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_have_a_bar_for_each_number() {
+    fn connection_plot_has_a_bar_for_each_connection_count() {
         let reports = [1.0, 2.0].map(|gb| report(Workload::Read, &[("forebay", &[(gb, 0.1)])]));
         let bars = bars(&by_connections(&reports).expect("a chart").svg());
         assert_eq!(bars, [("forebay".to_owned(), 190.0), ("forebay".to_owned(), 380.0)]);

@@ -133,14 +133,14 @@ mod tests {
     }
 
     #[test]
-    fn medians_ignore_the_outlier_and_each_figure_has_its_own() {
+    fn medians_are_computed_per_figure_and_ignore_outliers() {
         let series = series("samba", &[(1.0, 0.9), (3.0, 0.1), (2.0, 0.5)]);
         assert_eq!((series.median.gb_per_second, series.median.server_cpu_per_gb), (2.0, 0.5));
         assert_eq!(median(vec![4.0, 1.0]), 2.5);
     }
 
     #[test]
-    fn parity_needs_both_figures_against_every_samba() {
+    fn parity_requires_both_figures_against_every_samba() {
         let samba = || series("samba", &[(1.0, 0.6)]);
         let sendfile = || series("samba-sendfile", &[(1.2, 0.5)]);
         let all = |ours| report(vec![samba(), sendfile(), series("forebay", &[ours])]).has_parity();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_names_every_run_the_medians_and_the_ratio() {
+    fn table_lists_every_run_the_medians_and_the_ratio() {
         let text = report(vec![series("samba", &[(1.0, 0.6), (2.0, 0.4)]), series("forebay", &[(3.0, 0.3)])])
             .table();
         assert_eq!(text.lines().filter(|line| line.starts_with("samba")).count(), 3, "{text}");

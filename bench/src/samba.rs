@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_sambas_share_nothing_but_the_files() {
+    fn two_samba_instances_share_only_the_exported_files() {
         let a = configuration("samba", 4001, "/scratch/pool", "").expect("text");
         let b = configuration("samba-sendfile", 4002, "/scratch/pool", "use sendfile = yes\n").expect("text");
         let places = |text: &str| -> Vec<String> {

@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn days_have_a_date() {
+    fn days_since_the_epoch_convert_to_civil_dates() {
         assert_eq!(civil(0), (1970, 1, 1));
         assert_eq!(civil(19_782), (2024, 2, 29));
         assert_eq!(civil(20_781), (2026, 11, 24));

@@ -350,14 +350,14 @@ mod tests {
     }
 
     #[test]
-    fn reads_and_writes_with_a_contended_lock_are_found() {
+    fn plain_io_with_contended_locks_is_detected() {
         assert!(counted(true, 100).takes_locks());
         assert!(!counted(true, 20).takes_locks(), "idle threads that strace has interrupted");
         assert!(!counted(false, 1000).takes_locks(), "other operations may hand work to other threads");
     }
 
     #[test]
-    fn the_table_has_the_most_frequent_call_first_and_who_waits() {
+    fn table_sorts_calls_by_frequency_and_names_waiting_threads() {
         let text = counted(true, 200).table();
         let wanted = ["1.201  system calls", "1.000    pread64", "0.200    futex", "0.001    mmap"];
         let places: Vec<_> = wanted.iter().map(|line| text.find(line)).collect();

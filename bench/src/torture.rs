@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_is_that_of_the_last_line_in_either_format() {
+    fn rate_is_parsed_from_the_last_line_in_either_format() {
         let old = "Running for 2 seconds\n\
                    1.00 second: read[num/s=9,bytes/s=9437184,avslat=0.1,minlat=0.1,maxlat=0.2]      \r\
                    2.00 second: read[num/s=2051,bytes/s=2150629376,avslat=0.007,minlat=0.001,maxlat=0.02]\n\
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_reads_is_no_result() {
+    fn run_without_reads_has_no_result() {
         assert_eq!(reads_per_second("2.00 second: read[num/s=0,bytes/s=0,"), None);
         assert_eq!(reads_per_second("failure: read"), None);
     }

@@ -1,10 +1,10 @@
-//! A short load on a real server: the whole path from the command line to the JSON.
+//! Runs short loads on a real server, from the command line to the JSON results.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;
 use std::process::Command;
 
-/// Runs `forebay-bench load` with small files; the results.
+/// Runs `forebay-bench load` with small files and returns the results.
 fn load(arguments: &[&str]) -> serde_json::Value {
     let own = Path::new(env!("CARGO_BIN_EXE_forebay-bench"));
     let server = forebay_e2e::sibling::server_binary(own).unwrap();
@@ -32,7 +32,7 @@ fn positive(value: &serde_json::Value) {
 }
 
 #[test]
-fn reads_and_writes_are_measured_beside_their_floors() {
+fn reads_and_writes_are_measured_against_their_floors() {
     for (workload, floor) in [("read", "floor-read"), ("write", "floor-write")] {
         let servers = format!("forebay,{floor}");
         let results = load(&["--workload", workload, "--io-size", "64K", "--servers", &servers]);
@@ -47,7 +47,7 @@ fn reads_and_writes_are_measured_beside_their_floors() {
 }
 
 #[test]
-fn signed_and_sealed_messages_are_understood_on_every_channel() {
+fn signed_and_sealed_workloads_complete_on_every_channel() {
     for how in ["--sign", "--seal"] {
         for (workload, channels) in [("randread", "1"), ("randwrite", "2")] {
             let common = ["--io-size", "4K", "--servers", "forebay", "--channels", channels];
@@ -78,7 +78,7 @@ fn sessions_and_idle_connections_are_measured() {
 }
 
 #[test]
-fn reads_beside_a_burst_are_counted_apart_from_the_others_while_connections_come_and_go() {
+fn reads_during_a_burst_are_counted_separately_also_with_churn() {
     let options = ["--servers", "forebay", "--checkpoint-size", "4M", "--depth", "2"];
     for churn in [&["--channels", "2"][..], &["--churn", "0.1"]] {
         let results = load(&[&["--workload", "mixed"], &options[..], churn].concat());
@@ -90,14 +90,14 @@ fn reads_beside_a_burst_are_counted_apart_from_the_others_while_connections_come
 }
 
 #[test]
-fn a_quick_suite_leaves_results_plots_and_a_table() {
+fn quick_suite_writes_results_plots_and_a_table() {
     let own = Path::new(env!("CARGO_BIN_EXE_forebay-bench"));
     let server = forebay_e2e::sibling::server_binary(own).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let mut command = Command::new(own);
     command.args(["suite", "--quick", "--only", "read-1m-c1,create,connections", "--out"]).arg(&out);
-    // Without the lab's cache there is no Samba, which is no failure.
+    // Without the lab's cache there is no Samba, which is not a failure.
     command.arg("--server").arg(server).arg("--dir").arg(folder.path());
     command.env("FOREBAY_CACHE", folder.path().join("no-cache"));
     let output = command.output().unwrap();

@@ -15,7 +15,7 @@ struct Target {
     /// Hosts with aborted commands, in order.
     aborted: RefCell<Vec<HostId>>,
     /// A preempt-and-abort got no response: the commands of its victims may still be in flight.
-    on_its_way: Cell<bool>,
+    in_flight: Cell<bool>,
 }
 
 impl Target {
@@ -23,11 +23,11 @@ impl Target {
     fn restart(&self) {
         self.registrants.borrow_mut().clear();
         self.holder.set(None);
-        self.on_its_way.set(false);
+        self.in_flight.set(false);
     }
 
     /// Whether the target accepts a write from this host.
-    fn takes_write(&self, host: HostId) -> bool {
+    fn accepts_write(&self, host: HostId) -> bool {
         self.holder.get().is_none_or(|(holder, _)| holder == host)
     }
 
@@ -157,7 +157,7 @@ impl<'a> Failing<'a> {
         Self { view, at: Cell::new(at), done }
     }
 
-    fn asks<T>(
+    fn execute<T>(
         &self,
         command: impl FnOnce(&View<'a>) -> Result<T, ReservationError>,
     ) -> Result<T, ReservationError> {
@@ -175,46 +175,46 @@ impl<'a> Failing<'a> {
 
 impl Reservations for Failing<'_> {
     fn report(&self) -> Result<Report, ReservationError> {
-        self.asks(View::report)
+        self.execute(View::report)
     }
 
     fn register(&self, key: ReservationKey) -> Result<(), ReservationError> {
-        self.asks(|view| view.register(key))
+        self.execute(|view| view.register(key))
     }
 
     fn replace(&self, old: ReservationKey, new: ReservationKey) -> Result<(), ReservationError> {
-        self.asks(|view| view.replace(old, new))
+        self.execute(|view| view.replace(old, new))
     }
 
     fn reserve(&self, key: ReservationKey) -> Result<(), ReservationError> {
-        self.asks(|view| view.reserve(key))
+        self.execute(|view| view.reserve(key))
     }
 
     fn preempt_and_abort(&self, old: ReservationKey, key: ReservationKey) -> Result<(), ReservationError> {
         let aborted = || self.view.target.aborted.borrow().len();
         let before = aborted();
-        let answer = self.asks(|view| view.preempt_and_abort(old, key));
+        let answer = self.execute(|view| view.preempt_and_abort(old, key));
         if answer.is_err() && aborted() > before {
-            self.view.target.on_its_way.set(true);
+            self.view.target.in_flight.set(true);
         }
         answer
     }
 
     fn release(&self, key: ReservationKey) -> Result<(), ReservationError> {
-        self.asks(|view| view.release(key))
+        self.execute(|view| view.release(key))
     }
 
     fn unregister(&self, key: ReservationKey) -> Result<(), ReservationError> {
-        self.asks(|view| view.unregister(key))
+        self.execute(|view| view.unregister(key))
     }
 }
 
-/// Takes the namespace, and waits if necessary.
+/// Acquires the namespace and waits if necessary.
 fn take(target: &dyn Reservations, on: &Target, me: &Me) -> Result<bool, NotAcquired> {
     match acquire(target, me)? {
         Acquired::Settled { preempted } => Ok(preempted),
         Acquired::Pending => {
-            on.on_its_way.set(false);
+            on.in_flight.set(false);
             settle(target, me)?;
             Ok(true)
         }
@@ -227,37 +227,37 @@ fn me(host: u8, epoch: u32) -> Me {
 }
 
 #[test]
-fn the_first_takes_it_and_takes_it_again_without_harm() {
+fn acquire_of_a_free_namespace_succeeds_and_is_idempotent() {
     let target = Target::default();
     let one = target.seen_by(1);
-    acquire(&one, &me(1, 1)).expect("it is free");
+    acquire(&one, &me(1, 1)).expect("the namespace is free");
     assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Held);
-    acquire(&one, &me(1, 1)).expect("it is ours");
-    assert!(target.takes_write(HostId([1; 16])) && !target.takes_write(HostId([2; 16])));
+    acquire(&one, &me(1, 1)).expect("this host holds it");
+    assert!(target.accepts_write(HostId([1; 16])) && !target.accepts_write(HostId([2; 16])));
 }
 
 #[test]
-fn a_later_epoch_takes_it_and_the_old_one_finds_itself_out() {
+fn later_epoch_preempts_and_the_earlier_one_is_superseded() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
-    acquire(&one, &me(1, 1)).expect("it is free");
-    acquire(&two, &me(2, 2)).expect("it is that of an earlier epoch");
+    acquire(&one, &me(1, 1)).expect("the namespace is free");
+    acquire(&two, &me(2, 2)).expect("an earlier epoch");
     assert_eq!(*target.aborted.borrow(), [HostId([1; 16])]);
-    assert!(!target.takes_write(HostId([1; 16])));
+    assert!(!target.accepts_write(HostId([1; 16])));
     let taken = Loss::Taken { host: HostId([2; 16]), key: me(2, 2).key() };
     assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Lost(taken));
-    // It returns and tries again.
+    // The earlier host returns and retries.
     let again = acquire(&one, &me(1, 1));
     assert!(matches!(again, Err(NotAcquired::Superseded { .. })), "{again:?}");
     assert_eq!(check(&two, &me(2, 2)).expect("a report"), Check::Held);
 }
 
 #[test]
-fn the_same_host_goes_on_in_a_later_epoch_without_a_gap() {
+fn same_host_moves_to_a_later_epoch_without_a_preempt() {
     let target = Target::default();
     let one = target.seen_by(1);
-    acquire(&one, &me(1, 1)).expect("it is free");
-    acquire(&one, &me(1, 2)).expect("it is this host's");
+    acquire(&one, &me(1, 1)).expect("the namespace is free");
+    acquire(&one, &me(1, 2)).expect("this host holds it");
     assert_eq!(check(&one, &me(1, 2)).expect("a report"), Check::Held);
     // The previous process, in case it still runs.
     assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Lost(Loss::OtherKey(me(1, 2).key())));
@@ -266,20 +266,20 @@ fn the_same_host_goes_on_in_a_later_epoch_without_a_gap() {
 }
 
 #[test]
-fn an_epoch_that_is_started_twice_has_one_winner() {
+fn second_start_of_the_same_epoch_is_refused_as_a_twin() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
-    acquire(&one, &me(1, 1)).expect("it is free");
+    acquire(&one, &me(1, 1)).expect("the namespace is free");
     assert!(matches!(acquire(&two, &me(2, 1)), Err(NotAcquired::Twin { .. })));
     assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Held);
 }
 
 #[test]
-fn a_stranger_is_left_alone() {
+fn registration_of_another_instance_is_never_preempted() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
     let stranger = Me { instance: InstanceHash::of("other"), ..me(1, 1) };
-    acquire(&one, &stranger).expect("it is free");
+    acquire(&one, &stranger).expect("the namespace is free");
     for epoch in [1, 9] {
         let refused = acquire(&two, &me(2, epoch));
         assert!(matches!(refused, Err(NotAcquired::Stranger { .. })), "{refused:?}");
@@ -289,26 +289,26 @@ fn a_stranger_is_left_alone() {
 }
 
 #[test]
-fn a_target_that_forgets_is_noticed() {
+fn check_detects_a_target_that_lost_its_reservations() {
     let target = Target::default();
     let one = target.seen_by(1);
-    acquire(&one, &me(1, 1)).expect("it is free");
+    acquire(&one, &me(1, 1)).expect("the namespace is free");
     target.restart();
     assert_eq!(check(&one, &me(1, 1)).expect("a report"), Check::Lost(Loss::Forgotten));
 }
 
 #[test]
-fn one_that_was_registered_but_held_nothing_is_put_out_before_it_can() {
+fn earlier_epoch_registered_without_reservation_is_preempted() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
     one.register(me(1, 1).key()).expect("a registration");
-    acquire(&two, &me(2, 2)).expect("it is free");
+    acquire(&two, &me(2, 2)).expect("the namespace is free");
     assert!(one.reserve(me(1, 1).key()).is_err());
     assert_eq!(check(&two, &me(2, 2)).expect("a report"), Check::Held);
 }
 
 #[test]
-fn a_reservation_that_lets_others_write_is_not_taken_for_ours() {
+fn write_exclusive_reservation_does_not_count_as_held() {
     let target = Target::default();
     let one = target.seen_by(1);
     one.register(me(1, 1).key()).expect("a registration");
@@ -325,10 +325,10 @@ fn of_cluster(cluster: &str, host: u8, epoch: u32) -> Me {
 }
 
 #[test]
-fn clusters_of_the_same_names_are_strangers_whatever_their_epochs() {
+fn instance_of_another_cluster_takes_over_only_by_adoption() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
-    acquire(&one, &of_cluster("c1", 1, 3)).expect("it is free");
+    acquire(&one, &of_cluster("c1", 1, 3)).expect("the namespace is free");
     for epoch in [2, 3, 9] {
         let other = acquire(&two, &of_cluster("c2", 2, epoch));
         assert!(matches!(other, Err(NotAcquired::Stranger { .. })), "{other:?}");
@@ -336,78 +336,78 @@ fn clusters_of_the_same_names_are_strangers_whatever_their_epochs() {
     assert_eq!(check(&one, &of_cluster("c1", 1, 3)).expect("a report"), Check::Held);
     // An administrator declares the first cluster, as last seen, permanently gone.
     let earlier = Me { adopts: Some(of_cluster("c1", 1, 2).key()), ..of_cluster("c2", 2, 1) };
-    assert!(matches!(acquire(&two, &earlier), Err(NotAcquired::Stranger { .. })), "it was used since");
+    assert!(matches!(acquire(&two, &earlier), Err(NotAcquired::Stranger { .. })), "an outdated key");
     let adopting = Me { adopts: Some(of_cluster("c1", 1, 3).key()), ..of_cluster("c2", 2, 1) };
     // It is unknown whether this is its pending key.
-    assert_eq!(acquire(&two, &adopting).expect("it may"), Acquired::Pending);
+    assert_eq!(acquire(&two, &adopting).expect("adoption is allowed"), Acquired::Pending);
     assert_eq!(settle(&two, &adopting).expect("a report"), Check::Held);
-    assert!(!target.takes_write(HostId([1; 16])));
+    assert!(!target.accepts_write(HostId([1; 16])));
     let back = acquire(&one, &of_cluster("c1", 1, 4));
     assert!(matches!(back, Err(NotAcquired::Stranger { .. })), "{back:?}");
 }
 
 #[test]
-fn an_instance_that_learns_its_cluster_takes_over_from_its_former_self_in_a_later_epoch() {
+fn later_epoch_with_a_cluster_preempts_the_key_without_cluster() {
     let target = Target::default();
     let (former, now) = (target.seen_by(1), target.seen_by(2));
-    acquire(&former, &me(1, 4)).expect("it is free");
+    acquire(&former, &me(1, 4)).expect("the namespace is free");
     let same = acquire(&now, &of_cluster("c1", 2, 4));
     assert!(matches!(same, Err(NotAcquired::Superseded { .. })), "{same:?}");
-    acquire(&now, &of_cluster("c1", 2, 5)).expect("it is an earlier epoch");
+    acquire(&now, &of_cluster("c1", 2, 5)).expect("an earlier epoch");
     assert_eq!(*target.aborted.borrow(), [HostId([1; 16])]);
     // The old instance, started again, does not recognize its later self.
     assert!(matches!(acquire(&former, &me(1, 4)), Err(NotAcquired::Stranger { .. })));
 }
 
 #[test]
-fn what_is_given_back_is_free_for_all() {
+fn release_is_idempotent_and_frees_the_namespace_for_other_hosts() {
     let target = Target::default();
     let (one, two) = (target.seen_by(1), target.seen_by(2));
-    acquire(&one, &me(1, 1)).expect("it is free");
-    release(&one, &me(1, 1)).expect("it is ours");
-    release(&one, &me(1, 1)).expect("there is nothing left to give back");
+    acquire(&one, &me(1, 1)).expect("the namespace is free");
+    release(&one, &me(1, 1)).expect("this host holds it");
+    release(&one, &me(1, 1)).expect("there is nothing to release");
     assert!(target.registrants.borrow().is_empty() && target.holder.get().is_none());
-    acquire(&two, &me(2, 1)).expect("it is free");
+    acquire(&two, &me(2, 1)).expect("the namespace is free");
     // We do not release what another host holds.
-    release(&one, &me(1, 1)).expect("there is nothing to give back");
+    release(&one, &me(1, 1)).expect("there is nothing to release");
     assert_eq!(check(&two, &me(2, 1)).expect("a report"), Check::Held);
 }
 
-/// Host 1 held it in epoch 1; the preempt by host 2 in epoch 2 was executed but got no response.
-fn after_an_unanswered_preempt() -> Target {
+/// Host 1 held the reservation in epoch 1; the preempt by host 2 in epoch 2 was executed but got no response.
+fn target_after_unanswered_preempt() -> Target {
     let target = Target::default();
-    acquire(&target.seen_by(1), &me(1, 1)).expect("it is free");
+    acquire(&target.seen_by(1), &me(1, 1)).expect("the namespace is free");
     // A report, the registration, another report, the preempt.
     let lost = acquire(&Failing::new(target.seen_by(2), Some(3), true), &me(2, 2));
     assert!(matches!(lost, Err(NotAcquired::Reservation(ReservationError::NoPath))), "{lost:?}");
-    assert!(target.on_its_way.get() && target.takes_write(HostId([2; 16])));
+    assert!(target.in_flight.get() && target.accepts_write(HostId([2; 16])));
     target
 }
 
 #[test]
-fn who_finds_its_pending_key_waits_before_it_goes_on() {
-    let target = after_an_unanswered_preempt();
+fn acquire_stays_pending_until_settled_after_an_unanswered_preempt() {
+    let target = target_after_unanswered_preempt();
     let two = target.seen_by(2);
     assert_eq!(check(&two, &me(2, 2)).expect("a report"), Check::Lost(Loss::Pending));
-    // No matter how often it is started again.
+    // Also after repeated restarts.
     for _ in 0..2 {
-        assert_eq!(acquire(&two, &me(2, 2)).expect("it has it"), Acquired::Pending);
-        release(&two, &me(2, 2)).expect("nothing is given back");
+        assert_eq!(acquire(&two, &me(2, 2)).expect("registered"), Acquired::Pending);
+        release(&two, &me(2, 2)).expect("nothing is released");
         assert_eq!(check(&two, &me(2, 2)).expect("a report"), Check::Lost(Loss::Pending));
     }
     assert_eq!(settle(&two, &me(2, 2)).expect("a report"), Check::Held);
     assert_eq!(settle(&two, &me(2, 2)).expect("a report"), Check::Held);
-    assert_eq!(acquire(&two, &me(2, 2)).expect("it has it"), Acquired::Settled { preempted: false });
+    assert_eq!(acquire(&two, &me(2, 2)).expect("registered"), Acquired::Settled { preempted: false });
 }
 
 #[test]
-fn a_later_epoch_waits_for_what_an_earlier_one_has_not_seen_the_end_of() {
+fn later_epoch_waits_for_the_unanswered_preempt_of_an_earlier_epoch() {
     // On the same host, which replaces the key of its registration, and on other hosts, which preempt it.
     for host in [2, 1, 3] {
-        let target = after_an_unanswered_preempt();
+        let target = target_after_unanswered_preempt();
         let (view, later) = (target.seen_by(host), me(host, 3));
-        announce(&view, &later).expect("it is the later one");
-        assert_eq!(acquire(&view, &later).expect("it is an earlier epoch's"), Acquired::Pending, "{host}");
+        announce(&view, &later).expect("this epoch is later");
+        assert_eq!(acquire(&view, &later).expect("an earlier epoch"), Acquired::Pending, "{host}");
         assert_eq!(settle(&target.seen_by(2), &me(2, 2)).ok(), check(&target.seen_by(2), &me(2, 2)).ok());
         assert_eq!(settle(&view, &later).expect("a report"), Check::Held);
         assert!(matches!(acquire(&target.seen_by(2), &me(2, 2)), Err(NotAcquired::Superseded { .. })));
@@ -416,42 +416,42 @@ fn a_later_epoch_waits_for_what_an_earlier_one_has_not_seen_the_end_of() {
 
 /// The target has lost its state; hosts 1 and 3 are registered again, and there is no holder. Host 2 has preempted one of them
 /// in epoch 3.
-fn after_one_of_two_preempts() -> Target {
+fn target_after_one_of_two_preempts() -> Target {
     let target = Target::default();
     for (host, epoch) in [(1, 1), (3, 2)] {
         target.seen_by(host).register(me(host, epoch).key()).expect("a registration");
     }
     let lost = acquire(&Failing::new(target.seen_by(2), Some(3), true), &me(2, 3));
-    assert!(lost.is_err() && target.on_its_way.get() && target.registrants.borrow().len() == 2, "{lost:?}");
+    assert!(lost.is_err() && target.in_flight.get() && target.registrants.borrow().len() == 2, "{lost:?}");
     target
 }
 
 #[test]
-fn what_another_call_was_not_answered_is_waited_for_whatever_this_one_is() {
+fn unanswered_preempt_keeps_every_other_acquire_of_the_host_pending() {
     // The preempt of the other host gets a response, in the same start and in a later one.
     for epoch in [3, 4] {
-        let target = after_one_of_two_preempts();
+        let target = target_after_one_of_two_preempts();
         let again = acquire(&target.seen_by(2), &me(2, epoch));
-        assert_eq!(again.expect("they are earlier epochs"), Acquired::Pending, "{epoch}");
+        assert_eq!(again.expect("earlier epochs"), Acquired::Pending, "{epoch}");
         assert_eq!(target.aborted.borrow().len(), 2, "{epoch}");
     }
     // No other host remains to be preempted.
-    let target = after_one_of_two_preempts();
-    target.seen_by(1).unregister(me(1, 1).key()).expect("it was registered");
-    assert_eq!(acquire(&target.seen_by(2), &me(2, 4)).expect("it is free"), Acquired::Pending);
+    let target = target_after_one_of_two_preempts();
+    target.seen_by(1).unregister(me(1, 1).key()).expect("host 1 is registered");
+    assert_eq!(acquire(&target.seen_by(2), &me(2, 4)).expect("the namespace is free"), Acquired::Pending);
     // Another process of this host acts between our report and our registration.
     let target = Target::default();
-    acquire(&target.seen_by(1), &me(1, 1)).expect("it is free");
+    acquire(&target.seen_by(1), &me(1, 1)).expect("the namespace is free");
     let other = Failing::new(target.seen_by(2), Some(3), true);
     let one = target.seen_by(2);
     one.between.borrow_mut().push(Box::new(|| drop(acquire(&other, &me(2, 2)))));
     assert_eq!(acquire(&one, &me(2, 2)).expect("an earlier epoch"), Acquired::Pending);
-    assert!(target.on_its_way.get());
+    assert!(target.in_flight.get());
 }
 
 #[test]
-fn what_a_pending_key_has_is_a_twins_and_a_strangers_for_others() {
-    let target = after_an_unanswered_preempt();
+fn pending_key_is_treated_like_the_settled_key_by_other_hosts() {
+    let target = target_after_unanswered_preempt();
     let three = target.seen_by(3);
     assert!(matches!(acquire(&three, &me(3, 1)), Err(NotAcquired::Superseded { .. })));
     assert!(matches!(acquire(&three, &me(3, 2)), Err(NotAcquired::Twin { .. })));
@@ -459,20 +459,20 @@ fn what_a_pending_key_has_is_a_twins_and_a_strangers_for_others() {
     assert!(matches!(acquire(&three, &other), Err(NotAcquired::Stranger { .. })));
     // A key identifies a start: either key of the start can be adopted.
     for key in [me(2, 2).key(), me(2, 2).pending_key()] {
-        let target = after_an_unanswered_preempt();
+        let target = target_after_unanswered_preempt();
         let adopting = Me { adopts: Some(key), ..other };
-        assert_eq!(acquire(&target.seen_by(3), &adopting).expect("it may"), Acquired::Pending);
+        assert_eq!(acquire(&target.seen_by(3), &adopting).expect("adoption is allowed"), Acquired::Pending);
     }
     let again = Me { adopts: Some(me(2, 1).pending_key()), ..other };
-    assert!(matches!(acquire(&three, &again), Err(NotAcquired::Stranger { .. })), "it was used since");
+    assert!(matches!(acquire(&three, &again), Err(NotAcquired::Stranger { .. })), "an outdated key");
 }
 
 #[test]
-fn a_preempt_that_is_answered_needs_no_wait_and_leaves_the_key_of_every_version() {
+fn answered_preempt_needs_no_wait_and_ends_with_the_settled_key() {
     let target = Target::default();
     // As left by a version before pending keys: registered, and preempting with its own key.
     target.seen_by(1).register(me(1, 1).key()).expect("a registration");
-    target.seen_by(1).reserve(me(1, 1).key()).expect("it is free");
+    target.seen_by(1).reserve(me(1, 1).key()).expect("the namespace is free");
     target.seen_by(2).register(me(2, 2).key()).expect("a registration");
     let two = target.seen_by(2);
     assert_eq!(acquire(&two, &me(2, 2)).expect("an earlier epoch"), Acquired::Settled { preempted: true });
@@ -500,9 +500,9 @@ fn action() -> impl Strategy<Value = Action> {
 
 proptest! {
     /// Hosts start, stop and return in any epoch, lose their paths at any command, and the target loses its state. No host
-    /// holds it while commands of a former holder are in flight.
+    /// holds the namespace while commands of a former holder are in flight.
     #[test]
-    fn there_is_never_more_than_one_holder_and_never_an_older_one(
+    fn at_most_one_host_holds_and_no_older_epoch_acquires(
         actions in prop::collection::vec(action(), 1..24),
     ) {
         let target = Target::default();
@@ -529,18 +529,18 @@ proptest! {
                 .filter(|me| check(&target.seen_by(me.host.0[0]), me).expect("a report") == Check::Held)
                 .collect();
             prop_assert!(held.len() <= 1, "{:?}", held);
-            prop_assert!(held.is_empty() || !target.on_its_way.get(), "{:?}", held);
+            prop_assert!(held.is_empty() || !target.in_flight.get(), "{:?}", held);
             if let [holder] = held[..] {
                 for host in 1..4 {
-                    prop_assert_eq!(target.takes_write(HostId([host; 16])), holder.host == HostId([host; 16]));
+                    prop_assert_eq!(target.accepts_write(HostId([host; 16])), holder.host == HostId([host; 16]));
                 }
             }
         }
     }
 
-    /// Between each report and the step that follows from it, the other host does its whole acquisition.
+    /// Between a report and the step that follows from it, the other host performs its whole acquisition.
     #[test]
-    fn two_that_come_at_once_end_with_one_holder(
+    fn concurrent_acquires_end_with_at_most_one_holder(
         at in 0usize..6,
         epochs in (1u32..4, 1u32..4),
         before in prop::option::of(0u32..4),
@@ -560,15 +560,15 @@ proptest! {
         one.between.borrow_mut().clear();
         let holders = [held(&one, &me(1, epochs.0)), held(&two, &me(2, epochs.1))];
         prop_assert!(!(holders[0] && holders[1]));
-        // The last host that got it holds it; no host that was refused does.
+        // The last host that acquired the namespace holds it; a refused host does not.
         prop_assert!(first.is_ok() || !holders[0]);
         if let Some(second) = other.take() {
             prop_assert!(second.is_ok() || !holders[1]);
             prop_assert!(epochs.0 == epochs.1 || !holders[usize::from(epochs.0 > epochs.1)]);
         }
         for (host, holds) in [(1, holders[0]), (2, holders[1])] {
-            prop_assert!(!holds || target.takes_write(HostId([host; 16])));
-            prop_assert!(target.holder.get().is_none() || holds == target.takes_write(HostId([host; 16])));
+            prop_assert!(!holds || target.accepts_write(HostId([host; 16])));
+            prop_assert!(target.holder.get().is_none() || holds == target.accepts_write(HostId([host; 16])));
         }
     }
 }

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_is_taken_only_as_it_is_written() {
+    fn only_canonical_base64_is_decoded() {
         let plain = |text| decode(text).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         for (text, bytes) in [("Zg==", "f"), ("Zm8=", "fo"), ("Zm9v", "foo"), ("Zm9vYmFy", "foobar")] {
             assert_eq!(plain(text).as_deref(), Some(bytes));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_value_of_crc_32_comes_out() {
+    fn crc32_matches_the_standard_check_value() {
         assert_eq!(crc32(b"123456789"), 0xCBF4_3926);
     }
 }

@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_the_kernel_makes_or_removes_is_looked_for_again() {
+    fn open_errors_of_an_appearing_or_vanishing_device_are_transient() {
         let open =
             |errno| OpenError::Open { path: String::new(), source: io::Error::from_raw_os_error(errno) };
         assert!([libc::ENOENT, libc::ENXIO, libc::ENODEV].into_iter().all(|errno| open(errno).is_passing()));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_of_both_layers_are_understood() {
+    fn nvme_statuses_and_errnos_map_to_reservation_errors() {
         let error = |status: Status| done(status).expect_err("an error");
         assert!(done(Ok(0)).is_ok());
         // With and without "do not retry".
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reservations_can_do_is_read_bit_by_bit() {
+    fn reservation_capabilities_are_parsed_from_rescap_bits() {
         let of = ReservationCapabilities::parse;
         assert_eq!(of(0), ReservationCapabilities { persist: false, exclusive_access: false });
         assert_eq!(of(0x7e), ReservationCapabilities { persist: false, exclusive_access: true });
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_another_number_than_sysfs_reported_is_not_used() {
+    fn open_rejects_a_device_with_another_number_than_in_sysfs() {
         let namespace = Namespace {
             name: "null".into(),
             device: (259, 7),

@@ -218,7 +218,7 @@ mod tests {
     const POOL: (u8, u8, &str, &str, &str) = (3, 2, "nqn.2026-01.io.example:pool", "192.168.77.1", "4420");
 
     #[test]
-    fn records_are_read_in_chunks_and_returned_in_order() {
+    fn discovery_records_are_read_in_chunks_and_returned_in_order() {
         let other = (1, 3, crate::DISCOVERY_NQN, "fd00::1", "4421");
         let all: Vec<_> = std::iter::repeat_n(POOL, 9).chain([other]).collect();
         let page = page(4, &all);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_changes_while_it_is_read_is_read_again() {
+    fn discovery_log_is_reread_if_its_generation_changes() {
         let (old, new) = (page(1, &[POOL]), page(2, &[POOL, POOL]));
         let records = read_page(|command| if command < 2 { old.clone() } else { new.clone() });
         assert_eq!(records.expect("a log").len(), 2);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_makes_no_sense_is_refused() {
+    fn discovery_log_with_bad_length_or_format_is_rejected() {
         let mut long = page(1, &[]);
         long[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
         assert!(matches!(read_page(|_| long.clone()), Err(DiscoveryError::TooLong(u64::MAX))));

@@ -443,7 +443,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_answer_names_the_controller() {
+    fn connect_reply_is_parsed_into_instance_and_cntlid() {
         assert_eq!(parse_reply("instance=3,cntlid=17"), Some(Reply { instance: 3, controller_id: 17 }));
         for text in ["", "instance=-1,cntlid=-1", "instance=3", "cntlid=1,instance=x", "3,1"] {
             assert_eq!(parse_reply(text), None, "{text}");
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_options_are_listed_by_name() {
+    fn supported_options_are_parsed_by_name() {
         let text = "instance=-1,cntlid=-1,transport=%s,traddr=%s,hdr_digest,tls\n";
         assert_eq!(option_names(text), ["transport", "traddr", "hdr_digest", "tls"]);
         assert_eq!(option_names(""), Vec::<String>::new());

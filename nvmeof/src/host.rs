@@ -93,18 +93,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_instance_has_one_identity_per_node_that_never_changes() {
+    fn host_identity_is_stable_per_instance_and_node() {
         let one = HostIdentity::of("fast-0", "node-a").expect("names");
         assert_eq!(one, HostIdentity::of("fast-0", "node-a").expect("names"));
         assert_ne!(one.id(), HostIdentity::of("fast-0", "node-b").expect("names").id());
         assert_ne!(one.id(), HostIdentity::of("fast-1", "node-a").expect("names").id());
         assert_eq!(one.nqn().as_str(), format!("{UUID_NQN}{}", one.id()));
-        // Targets have it in their host lists: it must not change between our versions.
+        // Targets list this identifier in their allowed hosts, so it must not change between versions.
         assert_eq!(one.id().to_string(), "3217c216-9228-581d-a80f-93c26bebe2af");
     }
 
     #[test]
-    fn clusters_and_machines_of_the_same_names_are_different_hosts() {
+    fn host_identity_differs_by_cluster_and_machine() {
         let of =
             |cluster, machine| HostIdentity::of_machine(cluster, machine, "fast-0", "node-a").expect("names");
         assert_eq!(of("", ""), HostIdentity::of("fast-0", "node-a").expect("names"));
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_could_be_mixed_up_are_refused() {
+    fn empty_overlong_and_nul_containing_names_are_rejected() {
         assert!(HostIdentity::of("", "node").is_err());
         assert!(HostIdentity::of("a\0b", "node").is_err());
         assert!(HostIdentity::of("a", &"b".repeat(254)).is_err());

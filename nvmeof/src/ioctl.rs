@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_have_the_numbers_of_the_kernels_headers() {
+    fn ioctl_numbers_match_the_kernel_headers() {
         assert_eq!(IOC_PR_REGISTER, 0x4018_70c8);
         assert_eq!(IOC_PR_RESERVE, 0x4010_70c9);
         assert_eq!(IOC_PR_RELEASE, 0x4010_70ca);
@@ -232,8 +232,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_block_device_answers_with_an_error() {
-        let file = File::open("/dev/null").expect("it is there");
+    fn ioctls_fail_with_enotty_on_a_non_block_device() {
+        let file = File::open("/dev/null").expect("/dev/null exists");
         for result in [
             pr_register(&file, 0, 1, 0),
             pr_reserve(&file, 1, 2),
@@ -242,7 +242,7 @@ mod tests {
             pr_clear(&file, 1),
             passthrough(&file, Queue::Admin, Command::default(), &mut [0; 8]),
         ] {
-            assert_eq!(result.expect_err("it is no block device").raw_os_error(), Some(libc::ENOTTY));
+            assert_eq!(result.expect_err("not a block device").raw_os_error(), Some(libc::ENOTTY));
         }
     }
 }

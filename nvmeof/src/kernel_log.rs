@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_nvme_says_is_taken_and_without_its_annotations() {
+    fn kmsg_parser_keeps_only_the_text_of_nvme_messages() {
         let record = b"3,1234,5678,-;nvme nvme0: failed to connect queue: 0 ret=16772\n SUBSYSTEM=nvme\n DEVICE=c1:2\n";
         assert_eq!(message(record).as_deref(), Some("nvme nvme0: failed to connect queue: 0 ret=16772"));
         assert_eq!(message(b"6,1,2,-;nvme_fabrics: unknown\n").as_deref(), Some("nvme_fabrics: unknown"));
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_may_not_be_read_is_empty() {
+    fn unreadable_kernel_log_is_empty() {
         assert_eq!(KernelLog::from_now(Path::new("/nonexistent/kmsg")).lines(), Vec::<String>::new());
     }
 }

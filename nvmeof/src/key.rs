@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_names_its_owner_and_epoch() {
+    fn reservation_key_identifies_instance_and_epoch() {
         let (one, other) = (InstanceHash::of("fast-0"), InstanceHash::of("fast-1"));
         let epoch = Epoch::new(7).expect("not 0");
         let key = ReservationKey::new(one, epoch);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pending_key_is_of_the_same_instance_and_epoch() {
+    fn pending_key_has_the_instance_and_epoch_of_the_settled_key() {
         for (nth, instance) in (0..64).map(|nth| (nth, InstanceHash::of(&format!("fast-{nth}")))) {
             let epoch = Epoch::new(u32::MAX - nth).expect("not 0");
             let (settled, pending) =
@@ -185,14 +185,14 @@ mod tests {
     }
 
     #[test]
-    fn instances_of_two_clusters_are_two() {
+    fn same_instance_name_in_two_clusters_has_different_hashes() {
         let of = |cluster| InstanceHash::in_cluster(cluster, "fast-0");
         assert_eq!(of(""), InstanceHash::of("fast-0"));
         assert!(of("c1") != of("c2") && of("c1") != of(""));
     }
 
     #[test]
-    fn keys_are_the_same_in_every_version_of_ours() {
+    fn key_encoding_is_stable_and_parsing_is_strict() {
         let key = ReservationKey::new(InstanceHash::of("fast-0"), Epoch::new(1).expect("not 0"));
         assert_eq!(key.to_string(), "0x035e884900000001");
         assert_eq!(key.other().to_string(), "0x835e884900000001");

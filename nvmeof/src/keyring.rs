@@ -203,9 +203,9 @@ mod tests {
 ";
 
     #[test]
-    fn the_kernels_keyring_is_distinguished_from_what_is_like_it() {
+    fn nvme_keyring_is_found_among_similar_entries_of_proc_keys() {
         assert_eq!(find(LINES.as_bytes()).expect("read"), Some(KeySerial(0x21cc_057b)));
-        let others = LINES.rsplit_once("21cc").expect("it is there").0;
+        let others = LINES.rsplit_once("21cc").expect("the last line").0;
         for text in [others, "", "\n\n", "21cc057b", "x I- 1 perm 0 0 0 keyring .nvme: 1"] {
             assert_eq!(find(text.as_bytes()).expect("read"), None, "{text}");
         }
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_the_keyring_is_distinguished_from_one_that_does_not_say() {
+    fn missing_nvme_keyring_is_distinguished_from_missing_proc_keys() {
         let proc = tempfile::tempdir().expect("tmp");
         let error = Keyring::of_nvme(proc.path()).expect_err("no file");
         assert!(matches!(error, KeyringError::NotListed { .. }), "{error}");
@@ -230,7 +230,7 @@ mod tests {
 
     /// Uses a keyring of this thread, with keys of a type that every kernel has.
     #[test]
-    fn a_key_is_put_once_replaced_when_it_changes_and_removed_when_unused() {
+    fn key_is_added_once_replaced_on_change_and_removed_when_unused() {
         let serial = match keyctl::add(c"keyring", c"forebay-test", &[], keyctl::THREAD_KEYRING) {
             // Tests may run in a container with a seccomp profile that forbids keys.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => {
@@ -245,7 +245,7 @@ mod tests {
             bytes[..count].to_vec()
         };
         let first = ring.put(&pair("NVMe1R01 nqn.h nqn.s aaa=", b"secret")).expect("put");
-        assert_eq!(ring.put(&pair("NVMe1R01 nqn.h nqn.s aaa=", b"secret")).expect("it is there"), first);
+        assert_eq!(ring.put(&pair("NVMe1R01 nqn.h nqn.s aaa=", b"secret")).expect("unchanged"), first);
         assert_eq!(payload(first), b"secret");
         let replaced = ring.put(&pair("NVMe1R01 nqn.h nqn.s aaa=", b"other")).expect("replaced");
         assert_eq!((payload(replaced), ring.keys().expect("listed").len()), (b"other".to_vec(), 1));

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_would_become_another_option_are_refused() {
+    fn malformed_nqns_and_option_injection_are_rejected() {
         for text in
             ["", "nqn", "iqn.2014-08.org:x", "nqn.2014-08.org:a,tls", "nqn.2014-08.org:a b", "nqn.a\n"]
         {

@@ -345,7 +345,7 @@ mod tests {
                         hostid=3217c216-9228-581d-a80f-93c26bebe2af";
 
     #[test]
-    fn the_defaults_bound_how_long_io_waits_and_never_give_a_controller_up() {
+    fn defaults_fail_io_fast_and_reconnect_controllers_forever() {
         let options = subsystem().options(&path(Transport::Rdma), None);
         assert_eq!(
             options.to_string(),
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_can_be_said_goes_to_the_kernel_and_secrets_nowhere_else() {
+    fn all_options_reach_the_kernel_and_secrets_are_redacted_elsewhere() {
         let key = DhChapKey::parse(&crate::secret::tests::dhchap("01", &[7; 32])).expect("a key");
         let wanted = Subsystem {
             authentication: Some(Authentication { host: key.clone(), controller: Some(key.clone()) }),
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_discovery_controller_is_asked_for_without_queues_for_io() {
+    fn discovery_options_omit_io_queues() {
         let wanted = Subsystem { io_queues: Some(4), ..subsystem() };
         let options = wanted.discovery_options(&path(Transport::Tcp), None).to_string();
         assert!(options.contains(",nqn=nqn.2014-08.org.nvmexpress.discovery,"), "{options}");
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_read_as_they_are_shown() {
+    fn fabric_path_display_and_parse_round_trip() {
         for text in ["tcp://192.168.77.1:4420", "rdma://[fd00::1]:4420"] {
             assert_eq!(text.parse::<FabricPath>().map(|path| path.to_string()).as_deref(), Ok(text));
         }
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_network_devices_cannot_smuggle_options() {
+    fn interface_name_cannot_inject_options() {
         for text in ["", "eth0,tls", "a b", "a/b", "abcdefghijklmnop"] {
             assert!(text.parse::<Interface>().is_err(), "{text:?}");
         }

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_that_say_it_all_need_no_log() {
+    fn errno_determines_the_refusal_without_a_kernel_log() {
         for (errno, expected) in [
             (libc::EALREADY, Refusal::AlreadyConnected),
             (libc::ECONNREFUSED, Refusal::NothingListens),
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_a_handshake_are_distinguished() {
+    fn tls_handshake_failures_are_distinguished_by_errno_and_log() {
         let failed = "nvme nvme0: queue 0: TLS handshake complete, error -";
         for (errno, expected) in [
             (libc::ESRCH, Refusal::NoTlshd),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_of_the_target_is_distinguished_by_the_kernels_log() {
+    fn target_status_is_determined_from_the_kernel_log() {
         let nqn = "nqn.2026-01.io.example:pool";
         for (said, expected) in [
             (format!("Connect for subsystem {nqn} is not allowed, hostnqn: nqn.x"), Refusal::HostNotAllowed),
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_does_not_take_is_distinguished_by_its_log() {
+    fn einval_is_explained_by_the_kernel_log_or_an_unknown_option() {
         let option = "nvme_fabrics: unknown parameter or missing value 'tls_key=3' in ctrl creation request";
         assert_eq!(refusal(libc::EINVAL, &[option]), Refusal::UnknownOption("tls_key".into()));
         let transport = "nvme_fabrics: no handler found for transport rdma.";
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn no_secret_that_the_kernel_quotes_comes_into_an_error() {
+    fn secrets_in_the_kernel_log_do_not_appear_in_errors() {
         let quoted = [
             "nvme_fabrics: Invalid DH-CHAP secret DHHC-1:00:c2VjcmV0:",
             "nvme_fabrics: unknown parameter or missing value 'dhchap_secret=DHHC-1:00:c2VjcmV0:' in ctrl creation request",

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_tells_who_is_registered_and_who_holds() {
+    fn report_lists_registrants_and_the_holder() {
         let mut bytes = report(2, &[(0, 0x11, 1), (1, 0x22, 2)]);
         bytes.resize(REPORT_BYTES, 0);
         let parsed = Report::parse(&bytes).expect("a report");
@@ -139,13 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn without_a_reservation_there_is_no_holder() {
+    fn report_without_reservation_has_no_holder() {
         let parsed = Report::parse(&report(0, &[(1, 0x11, 1)])).expect("a report");
         assert_eq!((parsed.reservation, parsed.holder()), (None, None));
     }
 
     #[test]
-    fn reports_that_count_more_than_they_have_are_refused() {
+    fn truncated_or_oversized_report_is_rejected() {
         let bytes = report(2, &[(1, 1, 1), (0, 2, 2)]);
         assert_eq!(Report::parse(&bytes[..bytes.len() - 1]), Err(MalformedReport::Cut));
         assert_eq!(Report::parse(&bytes[..10]), Err(MalformedReport::Cut));
@@ -156,7 +156,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_parsed_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+        fn report_parser_does_not_panic_on_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
             let _ = Report::parse(&bytes);
         }
     }

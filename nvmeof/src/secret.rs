@@ -166,7 +166,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_key_is_taken_when_hash_length_and_check_sum_agree() {
+    fn dhchap_key_with_matching_hash_length_and_crc_is_accepted() {
         for (hash, length) in [("00", 32), ("00", 48), ("00", 64), ("01", 32), ("02", 48), ("03", 64)] {
             assert!(DhChapKey::parse(&dhchap(hash, &vec![7; length])).is_ok(), "{hash} {length}");
         }
@@ -176,9 +176,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_key_is_reported_without_the_key() {
+    fn dhchap_key_errors_are_specific_and_debug_is_redacted() {
         let good = dhchap("01", &[7; 32]);
-        let refused = |text: &str| DhChapKey::parse(text).expect_err("it is wrong");
+        let refused = |text: &str| DhChapKey::parse(text).expect_err("an invalid key");
         assert_eq!(refused("secret"), InvalidKey::Form(DHCHAP_FORM));
         assert_eq!(refused(good.trim_end_matches(':')), InvalidKey::Form(DHCHAP_FORM));
         assert_eq!(refused(&format!("{good}:")), InvalidKey::Form(DHCHAP_FORM));
@@ -192,7 +192,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_psk_has_a_frame_of_its_own() {
+    fn tls_psk_interchange_format_is_validated() {
         let parsed = |hash: &str, length: usize| TlsPsk::parse(&psk(hash, &vec![9; length])).map(|_| ());
         assert_eq!(parsed("00", 32), Ok(()));
         assert_eq!(parsed("00", 48), Ok(()));

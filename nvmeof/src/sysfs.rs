@@ -500,7 +500,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_distinguished_by_their_numbers() {
+    fn device_names_are_parsed_into_their_numbers() {
         for (name, count) in [
             ("nvme0", Some(1)),
             ("nvme10n2", Some(2)),
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_is_named_by_what_it_keeps() {
+    fn namespace_id_must_be_a_valid_uuid_or_nguid() {
         let uuid = "uuid:8bd9bb5c-6ec9-4a0c-a0a6-2e7c0c6b4f11".parse::<NamespaceId>();
         assert!(matches!(uuid, Ok(NamespaceId::Uuid(_))));
         let nguid = "nguid:8bd9bb5c6ec94a0ca0a62e7c0c6b4f11".parse::<NamespaceId>();

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn identities_are_those_of_libnvmes_test_vectors() {
+    fn tls_psk_identities_match_libnvme_test_vectors() {
         let short = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
         let long =
             "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
@@ -219,9 +219,9 @@ mod tests {
         (0..hex.len()).step_by(2).map(digit).collect()
     }
 
-    /// Its input keys are used as they are.
+    /// These vectors use PSKs without a hash, so the retained PSK equals the configured one.
     #[test]
-    fn digests_and_tls_psks_are_those_of_the_kernels_test_vectors() {
+    fn psk_digests_and_tls_psks_match_kernel_test_vectors() {
         for (input, number, digest, expected) in [
             (
                 "1733c59fa7f48fcf37f5f26fc4ff0268ad4f78e030f4f3b0bfd1d47e7bb1447a",
@@ -243,9 +243,9 @@ mod tests {
         }
     }
 
-    /// There is no published source of these: computed with Python's hmac by the same sections.
+    /// No test vectors are published for these; the values were computed with Python's hmac from the same sections.
     #[test]
-    fn retained_and_tls_psks_are_those_of_another_implementation() {
+    fn retained_and_tls_psks_match_an_independent_implementation() {
         for (hash, key, version, expected) in [
             (
                 "01",
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_do_not_fit_an_identity_of_version_0_are_reported() {
+    fn overlong_names_are_rejected_for_identity_version_0() {
         let subsystem = format!("nqn.{}", "a".repeat(215));
         let long = |version| {
             tls(&psk("01", &KEY), version).of_names("nqn.host-with-a-name-of-its-own-012345", &subsystem)
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_a_pair_are_distinguished_from_those_of_others() {
+    fn psk_identity_matches_only_its_host_and_subsystem() {
         let nqn = |text: &str| text.parse::<Nqn>().expect("an NQN");
         let (host, subsystem) = (nqn("nqn.h"), nqn("nqn.s"));
         let is = |identity: &str| is_of(identity, &host, &subsystem);

@@ -1,4 +1,4 @@
-//! What sysfs reports, the changes that it reports, and the connections planned from it.
+//! Tests parsing of sysfs, the watch for changes, and the plan of connections.
 #![allow(clippy::unwrap_used)]
 
 mod tree;
@@ -26,7 +26,7 @@ fn paths() -> [FabricPath; 2] {
 }
 
 #[test]
-fn a_namespace_is_found_by_its_identifiers() {
+fn namespace_is_found_by_uuid_and_nguid() {
     let found = Tree::of(&[LOCAL, TWO_PATHS]).read();
     assert_eq!(found.multipath, Some(true));
     for id in [by_uuid(), by_nguid()] {
@@ -47,7 +47,7 @@ fn a_namespace_is_found_by_its_identifiers() {
 }
 
 #[test]
-fn a_namespace_that_is_not_there_is_reported_with_those_that_are() {
+fn missing_namespace_error_lists_the_existing_ones() {
     let found = Tree::of(&[LOCAL, TWO_PATHS]).read();
     let other = "nqn.2026-01.io.example:other".parse().unwrap();
     assert_eq!(found.namespace(&other, &by_uuid()), Err(FindError::NoSubsystem(other)));
@@ -65,18 +65,18 @@ fn a_namespace_that_is_not_there_is_reported_with_those_that_are() {
 }
 
 #[test]
-fn an_identifier_that_two_devices_have_identifies_none() {
+fn duplicate_namespace_identifier_is_ambiguous() {
     let tree = Tree::of(&[LOCAL, TWO_PATHS]);
     tree.unpack("sys/devices/virtual/nvme-subsystem/nvme-subsys7/nvme7n2/uuid\t8bd9bb5c-6ec9-4a0c-a0a6-2e7c0c6b4f11\n");
     let error = tree.read().namespace(&nqn(), &by_uuid()).unwrap_err();
     assert!(matches!(&error, FindError::Ambiguous { names, .. } if names == "nvme3n1, nvme7n2"), "{error}");
-    // So do the two paths if the kernel does not join them.
+    // The same applies to two paths that the kernel does not combine into one device.
     let found = Tree::of(&[NO_MULTIPATH]).read();
     assert!(matches!(found.namespace(&nqn(), &by_uuid()), Err(FindError::Ambiguous { .. })));
 }
 
 #[test]
-fn without_native_multipath_one_path_is_one_device() {
+fn without_native_multipath_a_single_path_device_is_found() {
     let tree = Tree::of(&[NO_MULTIPATH]);
     tree.remove("nvme-subsys0", "nvme1");
     let found = tree.read();
@@ -86,14 +86,14 @@ fn without_native_multipath_one_path_is_one_device() {
 }
 
 #[test]
-fn where_there_is_no_nvme_nothing_is_found() {
+fn sysfs_without_nvme_has_no_subsystems() {
     let found = Sysfs::at("/nonexistent").read();
     assert_eq!(found, forebay_nvmeof::Found::default());
     assert_eq!(found.namespace(&nqn(), &by_uuid()), Err(FindError::NoSubsystem(nqn())));
 }
 
 #[test]
-fn what_is_odd_costs_only_what_it_would_have_reported() {
+fn malformed_sysfs_attributes_do_not_affect_other_entries() {
     let tree = Tree::of(&[TWO_PATHS]);
     tree.set("nvme3/address", "");
     tree.set("nvme4/state", "on holiday");
@@ -107,7 +107,7 @@ fn what_is_odd_costs_only_what_it_would_have_reported() {
 }
 
 #[test]
-fn changes_are_reported_once_and_the_last_path_is_reported_as_such() {
+fn watch_reports_each_change_once_and_the_loss_of_the_last_path() {
     let tree = Tree::of(&[TWO_PATHS]);
     let mut watch = Watch::new(tree.sysfs(), nqn(), by_uuid());
     let first = watch.poll();
@@ -147,7 +147,7 @@ fn changes_are_reported_once_and_the_last_path_is_reported_as_such() {
 }
 
 #[test]
-fn what_is_connected_as_wanted_is_left_alone() {
+fn plan_keeps_live_and_reconnecting_controllers() {
     let found = Tree::of(&[TWO_PATHS]).read();
     let planned = plan(&wanted(), None, &paths(), &found).unwrap();
     assert_eq!((planned.keep.len(), planned.connect.len(), planned.disconnect.len()), (2, 0, 0));
@@ -155,7 +155,7 @@ fn what_is_connected_as_wanted_is_left_alone() {
     let tree = Tree::of(&[TWO_PATHS]);
     tree.set("nvme3/state", "connecting");
     assert_eq!(plan(&wanted(), None, &paths(), &tree.read()).unwrap(), planned);
-    // A path that was given up does not.
+    // A path that is being deleted does not.
     tree.set("nvme3/state", "deleting (no IO)");
     let planned = plan(&wanted(), None, &paths(), &tree.read()).unwrap();
     assert_eq!((planned.keep, planned.connect), (vec!["nvme4".to_owned()], vec![paths()[0].clone()]));
@@ -163,7 +163,7 @@ fn what_is_connected_as_wanted_is_left_alone() {
 }
 
 #[test]
-fn what_is_missing_is_connected_and_what_is_not_wanted_goes() {
+fn plan_connects_missing_paths_and_disconnects_unwanted_ones() {
     let found = Tree::of(&[TWO_PATHS]).read();
     let rdma = FabricPath::new(Transport::Rdma, "192.168.77.1:4420".parse().unwrap());
     let twice = [paths()[0].clone(), rdma.clone(), paths()[0].clone()];
@@ -171,14 +171,14 @@ fn what_is_missing_is_connected_and_what_is_not_wanted_goes() {
     assert_eq!(planned.keep, ["nvme3"]);
     assert_eq!(planned.connect, [rdma]);
     assert_eq!(planned.disconnect, ["nvme4"]);
-    // Another port or another local address makes another path.
+    // A different port or local address is a different path.
     let port = FabricPath::new(Transport::Tcp, "192.168.77.1:4421".parse().unwrap());
     let from = FabricPath { host_address: None, ..paths()[1].clone() };
     assert_eq!(plan(&wanted(), None, &[port, from], &found).unwrap().connect.len(), 2);
 }
 
 #[test]
-fn nothing_is_done_where_it_must_not_be() {
+fn plan_refuses_invalid_paths_foreign_hosts_and_missing_multipath() {
     let refused = |wanted: &Subsystem, paths: &[FabricPath], trees: &[&str]| {
         plan(wanted, None, paths, &Tree::of(trees).read()).unwrap_err()
     };
@@ -193,7 +193,7 @@ fn nothing_is_done_where_it_must_not_be() {
 }
 
 #[test]
-fn what_goes_in_the_clear_or_with_an_older_key_is_replaced_where_tls_is_wanted() {
+fn plan_replaces_connections_with_a_different_tls_configuration() {
     let key = KeySerial(0x1234_5678);
     let of = |tree: &Tree| plan(&wanted(), Some(key), &paths(), &tree.read()).unwrap();
     let tree = Tree::of(&[TWO_PATHS]);
@@ -203,7 +203,7 @@ fn what_goes_in_the_clear_or_with_an_older_key_is_replaced_where_tls_is_wanted()
         (0, 0, paths().as_slice())
     );
     assert_eq!(planned.disconnect, ["nvme3", "nvme4"]);
-    // One has the key, the other has a different one.
+    // One controller uses this key, the other a different key.
     for (controller, has) in [("nvme3", "12345678"), ("nvme4", "00000009")] {
         tree.unpack(&format!("sys/devices/virtual/nvme-fabrics/ctl/{controller}/tls_key\t\n"));
         tree.unpack(&format!(
@@ -221,7 +221,7 @@ fn what_goes_in_the_clear_or_with_an_older_key_is_replaced_where_tls_is_wanted()
 }
 
 #[test]
-fn nothing_is_left_in_the_clear_without_an_error() {
+fn tls_request_fails_instead_of_using_an_unencrypted_path() {
     let psk = TlsPsk::parse("NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:").unwrap();
     let wanted = Subsystem { tls: Some(Tls { psk, identity: Default::default() }), ..wanted() };
     let rdma = FabricPath::new(Transport::Rdma, "192.168.77.1:4420".parse().unwrap());
@@ -237,7 +237,7 @@ fn nothing_is_left_in_the_clear_without_an_error() {
 }
 
 #[test]
-fn making_it_so_sets_the_timing_of_what_is_there() {
+fn ensure_connected_updates_the_timeouts_of_existing_controllers() {
     let tree = Tree::of(&[TWO_PATHS]);
     let fabrics = Fabrics::at(tree.path("dev"), tree.sysfs());
     let ensured = fabrics.ensure_connected(&wanted(), &paths()).unwrap();
@@ -251,7 +251,7 @@ fn making_it_so_sets_the_timing_of_what_is_there() {
 }
 
 #[test]
-fn an_unwanted_path_goes_only_while_a_wanted_one_lives() {
+fn unwanted_path_is_disconnected_only_if_a_wanted_path_is_live() {
     let tree = Tree::of(&[TWO_PATHS]);
     let fabrics = Fabrics::at(tree.path("dev"), tree.sysfs());
     tree.set("nvme3/state", "connecting");
@@ -267,13 +267,13 @@ fn an_unwanted_path_goes_only_while_a_wanted_one_lives() {
 }
 
 #[test]
-fn without_the_kernels_device_the_error_says_what_is_missing() {
+fn missing_nvme_fabrics_device_error_names_the_module() {
     let tree = Tree::of(&["sys/class/nvme\n"]);
     let fabrics = Fabrics::at(tree.path("dev"), tree.sysfs());
     let error = fabrics.ensure_connected(&wanted(), &paths()).unwrap_err().to_string();
     assert!(error.contains("load nvme-fabrics") && error.contains("dev/nvme-fabrics"), "{error}");
     assert_eq!(fabrics.ensure_disconnected(&wanted()).unwrap(), Vec::<String>::new());
     assert!(fabrics.known_options().is_empty());
-    // A controller that is gone needs no disconnect.
+    // Disconnecting a controller that no longer exists succeeds.
     fabrics.disconnect("nvme9").unwrap();
 }

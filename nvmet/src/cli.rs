@@ -216,12 +216,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_sound_and_the_file_can_be_named_on_either_side() {
+    fn command_line_is_valid_and_config_option_works_in_any_position() {
         Cli::command().debug_assert();
         for line in
             [&["forebay-target", "--config", "/f"][..], &["forebay-target", "remove", "--config", "/f"]]
         {
-            let cli = Cli::try_parse_from(line).expect("it is right");
+            let cli = Cli::try_parse_from(line).expect("a valid command line");
             assert_eq!(cli.config, Path::new("/f"));
         }
     }

@@ -503,7 +503,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sample_is_right() {
+    fn sample_config_parses_with_and_without_its_options() {
         let config = Config::parse(SAMPLE).expect("the sample");
         assert_eq!(config.name, "default");
         assert_eq!(config.ports[0].to_string(), "tcp://192.168.77.1:4420");
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_its_place() {
+    fn invalid_config_is_rejected_with_a_specific_error() {
         let sample: String =
             SAMPLE.lines().filter(|line| !line.starts_with('#')).map(|l| format!("{l}\n")).collect();
         let twice = |section: &str| {

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_blank_and_what_is_known_is_reported_by_name() {
+    fn zeroed_device_is_blank_and_known_signatures_are_named() {
         assert_eq!(content(&[]), Content::Blank);
         for Signature { at, bytes, what } in SIGNATURES {
             assert_eq!(other(content(&[(*at, bytes)])), *what);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_at_either_end_is_not_blank() {
+    fn nonzero_byte_at_either_end_is_detected_as_data() {
         // md 0.90 and DRBD store their metadata at the end.
         for at in [1, EDGE_BYTES - 1, BYTES - EDGE_BYTES, BYTES - 65536, BYTES - 1] {
             assert_eq!(other(content(&[(at, &[1])])), format!("data (from byte {at} on) that is no pool"));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn of_xfs_only_that_of_a_pool_is_taken() {
+    fn only_xfs_with_the_pool_label_is_accepted_as_a_pool() {
         let with = |label: &[u8]| {
             let mut block = vec![0; 512];
             block[..4].copy_from_slice(b"XFSB");
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_smaller_than_a_label_is_no_mistake() {
+    fn device_smaller_than_a_label_is_blank() {
         for bytes in [0, 100, 5000] {
             let file = tempfile::tempfile().expect("a file");
             file.set_len(bytes).expect("it is sparse");

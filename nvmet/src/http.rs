@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_up_and_what_is_wrong_is_reported() {
+    fn metrics_report_problems_and_the_state_of_ports_and_namespaces() {
         let state = example();
         assert_eq!(state.problems(), ["no file", "port tcp://10.0.0.1:4420: is away"]);
         let text = text(state);

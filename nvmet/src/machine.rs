@@ -122,14 +122,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_configfs_itself_counts_as_mounted() {
+    fn only_a_configfs_mount_counts_as_mounted() {
         assert!(is_mounted_in("proc /proc proc rw 0 0\nnone /sys/kernel/config configfs rw 0 0\n"));
         assert!(!is_mounted_in("sysfs /sys sysfs rw 0 0\nsysfs /sys/kernel/config sysfs rw,nosuid 0 0\n"));
         assert!(!is_mounted_in(""));
     }
 
     #[test]
-    fn the_first_usable_address_of_an_interface_is_taken() {
+    fn interface_address_prefers_ipv4_and_skips_link_local() {
         let of = |texts: &[&str]| first(texts.iter().map(|text| text.parse().expect("an address")));
         let is = |text: &str| Some(text.parse::<IpAddr>().expect("an address"));
         assert_eq!(of(&["fe80::1", "fd00::2", "10.0.0.9", "10.0.0.1"]), is("10.0.0.9"));

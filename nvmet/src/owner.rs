@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_fit_their_fields_and_differ() {
+    fn owner_marks_fit_their_fields_and_differ_between_targets() {
         let (one, other) = (Owner::of("default"), Owner::of("fast"));
         assert!(one.model().len() <= 40 && serial("nqn.a").len() <= 20);
         assert!(one.model() != other.model() && one.referral() != other.referral());

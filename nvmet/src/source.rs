@@ -390,9 +390,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_to_be_made_fit_offered_or_anothers() {
+    fn survey_classifies_files_and_rechecks_unfit_ones_after_a_delay() {
         let folder = tempfile::tempdir().expect("a folder");
-        let folder = folder.path().canonicalize().expect("it is there");
+        let folder = folder.path().canonicalize().expect("the folder exists");
         let (absent, fit, foreign) = (folder.join("absent"), file(&folder, "fit"), file(&folder, "foreign"));
         let link = folder.join("link");
         std::os::unix::fs::symlink(&fit, &link).expect("a link");
@@ -427,9 +427,9 @@ mod tests {
     }
 
     #[test]
-    fn what_an_enabled_namespace_lies_on_is_known_by_whatever_name() {
+    fn backing_file_of_an_enabled_namespace_is_recognized_by_any_path() {
         let folder = tempfile::tempdir().expect("a folder");
-        let folder = folder.path().canonicalize().expect("it is there");
+        let folder = folder.path().canonicalize().expect("the folder exists");
         let (one, other) = (file(&folder, "one"), file(&folder, "other"));
         let link = folder.join("link");
         std::os::unix::fs::symlink(&one, &link).expect("a link");
@@ -447,9 +447,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_another_one_has_replaced_is_not_what_is_offered() {
+    fn replaced_backing_file_is_detected() {
         let folder = tempfile::tempdir().expect("a folder");
-        let folder = folder.path().canonicalize().expect("it is there");
+        let folder = folder.path().canonicalize().expect("the folder exists");
         let (one, other) = (file(&folder, "one"), file(&folder, "other"));
         let mut surveyor = Surveyor::default();
         let mut ground = || {
@@ -462,9 +462,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_offered_again_is_what_is_there_from_then_on() {
+    fn reoffered_backing_file_replaces_the_recorded_one() {
         let folder = tempfile::tempdir().expect("a folder");
-        let folder = folder.path().canonicalize().expect("it is there");
+        let folder = folder.path().canonicalize().expect("the folder exists");
         let (one, other) = (file(&folder, "one"), file(&folder, "other"));
         let key = (NQN.to_owned(), 1);
         let mut surveyor = Surveyor::default();
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_kernel_calls_write_through_keeps_its_writes() {
+    fn only_a_write_through_cache_is_durable() {
         assert_eq!(cache_of_drive("write through"), Cache::Durable);
         assert!(matches!(cache_of_drive("write back"), Cache::Volatile(why) if why.contains("write cache")));
         let absent = cache_of(&Source::Device("/dev/forebay-absent".into()));
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn drives_and_files_are_not_taken_for_each_other() {
+    fn device_source_must_be_a_block_device() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = file(folder.path(), "file");
         let why = identify(&Source::Device(path)).expect_err("a file").to_string();

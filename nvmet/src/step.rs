@@ -158,15 +158,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_has_all_its_space_and_replaces_none() {
+    fn backing_file_is_preallocated_and_never_replaced() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("deep/data.img");
         let mut kernel = Kernel::at(folder.path());
         let mut take = |step: Step| kernel.take(&step);
-        take(Step::MakeFile { path: path.clone(), bytes: 1 << 20 }).expect("made");
+        take(Step::MakeFile { path: path.clone(), bytes: 1 << 20 }).expect("created");
         let made = fs::metadata(&path).expect("a file");
         assert!(made.len() == 1 << 20 && made.blocks() * 512 >= 1 << 20 && made.mode() & 0o777 == 0o600);
-        let again = take(Step::MakeFile { path: path.clone(), bytes: 2 << 20 }).expect_err("it is there");
+        let again = take(Step::MakeFile { path: path.clone(), bytes: 2 << 20 }).expect_err("the file exists");
         assert_eq!(again.kind(), ErrorKind::AlreadyExists);
         take(Step::GrowFile { path: path.clone(), bytes: 3 << 20 }).expect("grown");
         assert_eq!(fs::metadata(&path).expect("a file").len(), 3 << 20);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_made_leaves_nothing() {
+    fn failed_file_creation_leaves_no_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("data.img");
         let step = Step::MakeFile { path, bytes: 1 << 62 };

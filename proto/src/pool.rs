@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pool_promises_what_it_can_keep() {
+    fn available_bytes_respects_quota_free_space_and_overcommit() {
         let pool = |quota: &str, free_bytes, provisioned_bytes| Pool {
             total_bytes: 1000,
             free_bytes,

@@ -79,12 +79,12 @@ mod tests {
         totals: 1330\n";
 
     #[test]
-    fn instructions_and_calls_out_of_the_program_alone_count() {
+    fn only_instructions_and_outgoing_calls_of_the_program_are_counted() {
         assert_eq!(parse(PROFILE, "/bin/program").ok(), Some(Counts { instructions: 910, calls: 7 }));
     }
 
     #[test]
-    fn a_profile_that_is_cut_off_or_of_another_program_is_no_count() {
+    fn truncated_profile_or_profile_of_another_program_is_rejected() {
         let cut = &PROFILE[..PROFILE.len() - 20];
         assert!(parse(cut, "/bin/program").is_err());
         assert!(parse(PROFILE, "/bin/other").is_err());

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rise_and_a_fall_beyond_the_tolerance_fail_and_so_does_one_call_more_or_less() {
+    fn verdict_changes_beyond_the_tolerance_or_by_a_single_call() {
         let table = table(COMPILER);
         let judge = |instructions, calls| table.judge("a", Cost { instructions, calls });
         assert_eq!(judge(1008.0, 20.2), Verdict::Same);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn with_another_compiler_only_a_large_rise_fails() {
+    fn with_another_compiler_only_a_large_increase_is_worse() {
         let table = table("another");
         let judge = |instructions, calls| table.judge("a", Cost { instructions, calls });
         assert_eq!(judge(1050.0, 22.0), Verdict::Same);

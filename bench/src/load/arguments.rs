@@ -273,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_times_are_read_and_bounded() {
+    fn sizes_and_times_are_parsed_and_bounded() {
         assert_eq!(parse_size("4k"), Ok(4096));
         assert_eq!(parse_size("2G"), Ok(2 << 30));
         assert!(["", "0", "G", "-1", "99999999999G"].iter().all(|text| parse_size(text).is_err()));
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn floors_take_part_in_what_they_are_made_for() {
+    fn floors_serve_only_their_workloads() {
         assert!(Contender::FloorSendfile.serves(Workload::RandRead));
         assert!(!Contender::FloorSendfile.serves(Workload::Write));
         assert!(Contender::FloorWrite.serves(Workload::Write));

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_piece_is_the_same_whether_it_is_made_alone_or_with_the_rest() {
+    fn content_depends_only_on_file_and_offset() {
         let whole = bytes(3, 0, 1000);
         for (offset, count) in [(0, 1), (1, 7), (5, 20), (8, 8), (13, 987), (1000, 0)] {
             assert_eq!(bytes(3, offset as u64, count), whole[offset..offset + count], "{count} at {offset}");
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn files_and_places_differ() {
+    fn content_differs_between_files_and_offsets() {
         assert_ne!(bytes(1, 0, 64), bytes(2, 0, 64));
         assert_ne!(bytes(1, 0, 64), bytes(1, 4096, 64));
     }

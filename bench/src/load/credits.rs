@@ -52,14 +52,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_credit_pays_for_64_kib() {
+    fn one_credit_covers_64_kib() {
         assert_eq!([0, 1, 65_536, 65_537, 1 << 20, 8 << 20].map(charge), [1, 1, 1, 2, 16, 128]);
     }
 
     #[test]
-    fn a_request_takes_as_many_ids_as_it_costs_and_none_without_credits() {
+    fn message_ids_are_taken_by_credit_charge_only_if_credits_suffice() {
         let mut credits = Credits::new(40);
-        assert_eq!(credits.take(2), None, "there is one credit");
+        assert_eq!(credits.take(2), None, "only one credit");
         assert_eq!(credits.take(1), Some(0));
         assert_eq!(credits.take(1), None);
         credits.grant(credits.ask(1));
@@ -68,12 +68,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_asked_for_and_no_more() {
+    fn only_missing_credits_are_requested() {
         let mut credits = Credits::new(40);
         assert_eq!(credits.take(1), Some(0));
         assert_eq!(credits.ask(1), 41);
         credits.grant(50);
-        assert_eq!(credits.ask(16), 16, "there are enough");
+        assert_eq!(credits.ask(16), 16, "enough credits are available");
         assert_eq!(Credits::new(u64::MAX).ask(16), CREDITS_MAX);
     }
 }

@@ -166,7 +166,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_best_peer_is_the_fastest_or_the_cheapest() {
+    fn best_peer_is_the_fastest_or_the_cheapest_per_figure() {
         let report = report(
             Workload::Read,
             &[("samba", &[(2.0, 0.7)]), ("samba-uring", &[(3.0, 0.8)]), ("forebay", &[(9.0, 0.1)])],
@@ -178,7 +178,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn values_have_three_digits_or_all_before_the_point() {
+    fn values_have_three_significant_digits_or_all_integer_digits() {
         let texts = [0.1476, 2.345, 23.45, 234.5, 2345.6, 1_234_567.0].map(digits);
         assert_eq!(texts, ["0.148", "2.35", "23.4", "234", "2,346", "1,234,567"]);
     }

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn every_means_takes_what_the_client_writes_and_gives_it_back() {
+    fn written_data_is_read_back_with_every_means() {
         for means in [Means::Sendfile, Means::Read, Means::Write] {
             for io_bytes in [1000, 16_384, 100_000] {
                 let plan = Plan { io_bytes, file_bytes: 250_001, ..plan(Workload::Read) };
@@ -262,10 +262,10 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_holds_something_else_is_found() {
+    fn check_detects_a_file_with_other_content() {
         let plan = Plan { file_bytes: 100_000, ..plan(Workload::Read) };
         let (folder, target) = floor(Means::Read, &plan);
-        files::make(&target, &plan).expect("they are made");
+        files::make(&target, &plan).expect("the files are created");
         let file = File::options().write(true).open(folder.path().join("1")).expect("a file");
         file.write_all_at(&[0; 8], 50_000).expect("written");
         let error = format!("{:#}", files::check(&target, &plan).expect_err("it differs"));
@@ -273,12 +273,12 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_each_plain_workload_counts_what_it_moved() {
+    fn run_of_each_plain_io_workload_counts_operations_and_bytes() {
         for workload in [Workload::Read, Workload::RandRead, Workload::Write, Workload::RandWrite] {
             let plan = Plan { seconds: 0.05, io_bytes: 20_000, file_bytes: 100_000, ..plan(workload) };
             let means = if workload.writes() { Means::Write } else { Means::Sendfile };
             let (_folder, target) = floor(means, &plan);
-            files::make(&target, &plan).expect("they are made");
+            files::make(&target, &plan).expect("the files are created");
             let mut looks = 0;
             let (before, measured, after) = client::run(&target, &plan, 1, || {
                 looks += 1;
@@ -288,12 +288,12 @@ mod tests {
             assert_eq!((before, after), (1, 2));
             assert!(measured.tally.operations > 0 && measured.seconds >= 0.05, "{measured:?}");
             assert_eq!(measured.tally.bytes, measured.tally.operations * 20_000);
-            files::check(&target, &plan).expect("they hold what was written");
+            files::check(&target, &plan).expect("the files have the written content");
         }
     }
 
     #[test]
-    fn a_file_that_is_too_short_is_an_error_of_the_run() {
+    fn run_fails_if_a_file_is_too_short() {
         let plan = plan(Workload::Read);
         let (_folder, target) = floor(Means::Read, &plan);
         client::run(&target, &plan, 1, || Ok(())).expect_err("the files are empty");

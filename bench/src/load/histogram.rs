@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_are_in_order_without_a_gap_and_narrow() {
+    fn buckets_are_contiguous_ordered_and_narrow() {
         let mut previous = bucket(0);
         for value in 1..100_000 {
             let now = bucket(value);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_those_of_all_values_of_all_threads() {
+    fn quantiles_are_computed_over_the_values_of_all_threads() {
         let (mut low, mut high) = (Histogram::default(), Histogram::default());
         (1..=500).for_each(|value| low.record(value * 1000));
         (501..=1000).for_each(|value| high.record(value * 1000));

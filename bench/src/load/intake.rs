@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_payload_and_what_is_dropped_stay_in_order() {
+    fn intake_keeps_order_across_headers_payload_and_discarded_data() {
         let (near, mut far) = pair();
         let sent: Vec<u8> = (0..3_000_000_u32).map(|at| (at % 251) as u8).collect();
         let copy = sent.clone();

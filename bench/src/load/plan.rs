@@ -265,7 +265,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_pieces_of_a_file_cover_it_and_its_blocks_are_whole() {
+    fn pieces_cover_the_file_and_blocks_are_whole() {
         let plan = plan(Workload::Read);
         assert_eq!(plan.pieces().collect::<Vec<_>>(), [(0, 1000), (1000, 1000), (2000, 500)]);
         assert_eq!(plan.blocks(), 2);
@@ -273,7 +273,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_label_names_what_differs() {
+    fn label_lists_the_relevant_parameters() {
         let mut plan = Plan { io_bytes: 64 << 10, ..plan(Workload::RandRead) };
         assert_eq!(plan.label(), "randread 64 KiB, 2 connections, depth 4");
         (plan.workload, plan.security, plan.depth, plan.connections) =
@@ -282,7 +282,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_credits_cover_the_depth() {
+    fn credits_cover_the_depth() {
         let plan = Plan { io_bytes: 1 << 20, depth: 8, ..plan(Workload::Read) };
         assert!(plan.credits() >= 8 * 16);
     }

@@ -423,7 +423,7 @@ mod tests {
         Measured { tally, seconds: 2.0, cpu_seconds: 0.5 }
     }
 
-    /// Before and after.
+    /// The resource usage before and after a run.
     fn used() -> Option<(Used, Used)> {
         let before =
             Used { cpu_seconds: 7.0, peak_bytes: 0, resident_bytes: 1_000_000, proportional_bytes: 500_000 };
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_per_gb_of_payload_and_per_operation() {
+    fn figures_are_computed_per_gb_of_payload_and_per_operation() {
         let run = Run::new(&plan(Workload::Read), &measured(1000, 2_000_000_000), used());
         assert_eq!((run.gb_per_second, run.operations_per_second), (Some(1.0), 500.0));
         assert_eq!((run.server_cpu_per_gb, run.server_cpu_us_per_operation), (Some(0.5), Some(1000.0)));
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_connections_have_a_size_and_others_have_none() {
+    fn connection_size_is_reported_only_for_the_idle_workload() {
         let run = Run::new(&plan(Workload::Idle), &measured(100, 0), used());
         assert_eq!((run.connection_rss_kb, run.connection_pss_kb), (Some(10.0), Some(4.0)));
         assert_eq!((run.server_rss_mb, run.server_pss_mb), (Some(2.0), Some(0.9)));
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_compared_with_the_time_without_one() {
+    fn burst_latency_is_compared_with_the_quiet_time() {
         let mix = Mix {
             burst_connections: 2,
             checkpoint_bytes: 1,
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_computed_from_a_long_run_and_ignores_its_beginning() {
+    fn growth_needs_enough_samples_and_ignores_the_first_ones() {
         let run = || Run::default();
         assert_eq!(run().with_samples(&[1_000_000; 7]).growth, None);
         let samples: Vec<u64> = [1, 5, 10, 10, 10, 10, 11, 12].map(|mb| mb * 1_000_000).into();
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_read_as_it_was_written() {
+    fn report_round_trips_through_a_file_and_other_json_is_rejected() {
         let run = Run::new(&plan(Workload::Read), &measured(10, 10), used());
         let series = Series::new("forebay".into(), vec![run.clone()]);
         let report = Report::new("a machine".into(), plan(Workload::Read), vec![series]);
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_and_the_ratios_compare_medians() {
+    fn table_and_ratios_compare_medians() {
         let series = |server: &str, operations: &[u64]| {
             let plan = plan(Workload::Read);
             let runs =

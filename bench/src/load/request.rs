@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patched_read_is_the_one_that_the_codec_would_build() {
+    fn patched_read_equals_a_newly_encoded_read() {
         let mut patched = Request::default();
         patched.set_read(FileId { persistent: 1, volatile: 2 }, 4096, 4096);
         patched.address(3, 10, Identity { session_id: 1, tree_id: 1 });
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patched_write_has_its_own_range_and_payload() {
+    fn patched_write_has_the_new_range_and_payload() {
         let payload = |count| Arc::<[u8]>::from(vec![1; count]);
         let mut request = Request::default();
         for (offset, count) in [(0, 100), (100, 100), (1 << 33, 200_000), (7, 1)] {
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_requests_parse() {
+    fn create_rename_query_directory_and_flush_requests_parse() {
         let mut request = Request::default();
         request.set_create(r"d\a", Opening::REMOVE);
         let body = create::Request::parse(&request.message).expect("a CREATE");

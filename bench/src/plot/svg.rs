@@ -252,7 +252,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_chart_is_well_formed_and_bars_are_as_long_as_their_values() {
+    fn chart_is_well_formed_and_bar_widths_are_proportional_to_values() {
         let rows = vec![row("forebay", 4.0), row("samba", 1.0), row("floor-read", 2.0), row("x", 0.0)];
         let section = Section { heading: "a < b".into(), largest: 4.0, unity: Some(1.0), rows };
         let empty =
@@ -266,7 +266,7 @@ pub(crate) mod tests {
 
     #[test]
     #[should_panic(expected = "an end without its beginning")]
-    fn the_check_finds_elements_that_overlap() {
+    fn elements_parser_rejects_overlapping_elements() {
         elements("<svg><g></svg></g>");
     }
 }

@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_differ_and_every_server_serves_its_case() {
+    fn case_names_are_unique_and_servers_support_their_workloads() {
         for effort in [Effort::quick(), Effort { runs: 5, seconds: 1.5, is_quick: false }] {
             let cases = all(effort);
             let mut names: Vec<&str> = cases.iter().map(|case| case.name).collect();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runs_alone_take_less_than_ten_of_the_twelve_minutes() {
+    fn suite_measurement_time_is_below_ten_minutes() {
         let seconds: f64 = all(Effort { runs: 5, seconds: 1.5, is_quick: false })
             .iter()
             .map(|case| {

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn each_goal_is_met_or_missed_by_its_own_peer() {
+    fn each_goal_is_judged_against_its_own_peer() {
         let report = report(
             Workload::Read,
             &[
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_peer_nothing_is_claimed() {
+    fn goal_without_a_peer_is_not_measured() {
         let report = report(Workload::Read, &[("forebay", &[(8.0, 0.18)])]);
         let lines = lines(&case("read-1m-c1"), &[report]);
         assert_eq!(lines[0].is_met, None);
@@ -184,14 +184,14 @@ mod tests {
     }
 
     #[test]
-    fn a_fall_with_more_connections_is_found_and_a_rise_is_none() {
+    fn worst_step_finds_a_throughput_drop_with_more_connections() {
         assert_eq!(worst_step(&[1.0, 2.0, 3.0]), Some((1.0, 1.0)));
         assert_eq!(worst_step(&[1.0, 4.0, 3.0, 5.0]), Some((3.0, 4.0)));
         assert_eq!(worst_step(&[]), None);
     }
 
     #[test]
-    fn every_server_has_all_cells() {
+    fn table_row_of_a_server_has_all_cells() {
         let report = report(Workload::Read, &[("forebay", &[(8.0, 0.18)])]);
         assert_eq!(cells(&report, &report.series[0]), ["8.00 GB/s", "0.180 CPU-s/GB", "100 µs", "10.0 MB"]);
     }

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_chart_s_profile_allows_what_posix_mounts_and_listings_need() {
+    fn chart_seccomp_profile_allows_syscalls_of_posix_mounts_and_listings() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/forebay/files/seccomp-server.json");
         let allowed = read(&path).expect("the chart's profile");
         for name in ["fchown", "fchmod", "getxattrat", "io_uring_enter", "statx"] {

@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_read_by_their_threads_and_events() {
+    fn perf_counts_are_parsed_per_thread_name_and_event() {
         let text = "# started on Wed Nov 25\n\nlook-up-10-24974,9,,syscalls:sys_enter_futex,9,100.00,,\n\
             loop-0-2500,<not counted>,,syscalls:sys_enter_read,0,100.00,,\n\
             forebay-server-2400,40,,io_uring:io_uring_submit_req,9,100.00,,\n";

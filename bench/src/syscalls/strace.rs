@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_read_without_head_and_total() {
+    fn strace_counts_are_parsed_without_header_and_total() {
         let text = "    calls syscall\n--------- ----------------\n     1200 io_uring_enter\n       \
             12 futex\n--------- ----------------\n     1212 total\n";
         let wanted = [("io_uring_enter".to_owned(), 1200), ("futex".to_owned(), 12)].into();

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::step::{Hands, Kernel, Step};
 
-/// Its tree and its rules.
+/// A simulated configfs tree of nvmet that enforces its rules.
 pub(super) struct Fake {
     folder: TempDir,
     /// Remaining steps until it crashes.
@@ -25,13 +25,13 @@ impl Fake {
     pub(super) fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         for name in ["subsystems", "ports", "hosts"] {
-            fs::create_dir(folder.path().join(name)).expect("made");
+            fs::create_dir(folder.path().join(name)).expect("created");
         }
         Self { folder, left: None, addresses: ["192.168.77.1".to_owned()].into(), taken: Vec::new() }
     }
 
     pub(super) fn root(&self) -> PathBuf {
-        self.folder.path().canonicalize().expect("it is there")
+        self.folder.path().canonicalize().expect("the folder exists")
     }
 
     /// The whole tree: attributes with their values, links with their targets.
@@ -46,7 +46,7 @@ impl Fake {
     }
 
     /// Executes steps on behalf of other programs.
-    pub(super) fn others(&mut self, steps: &[Step]) {
+    pub(super) fn take_as_other_program(&mut self, steps: &[Step]) {
         for step in steps {
             let taken = std::mem::take(&mut self.taken);
             self.take(step).unwrap_or_else(|error| panic!("{step}: {error}"));

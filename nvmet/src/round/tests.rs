@@ -55,7 +55,7 @@ impl Machine {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.files.path().canonicalize().expect("it is there").join(name)
+        self.files.path().canonicalize().expect("the folder exists").join(name)
     }
 
     fn config(&self, says: &Says) -> Config {
@@ -150,7 +150,7 @@ fn without_numbers(tree: BTreeMap<String, String>) -> Vec<(String, String)> {
 }
 
 #[test]
-fn nothing_becomes_what_is_wanted_and_stays_so() {
+fn round_creates_the_configured_target_and_is_idempotent() {
     let mut machine = Machine::new();
     machine.good(&two());
     let tree = machine.kernel.tree();
@@ -167,7 +167,7 @@ fn nothing_becomes_what_is_wanted_and_stays_so() {
         tree[&format!("subsystems/{NQN}/allowed_hosts/{}", HOSTS[1])],
         format!("-> hosts/{}", HOSTS[1])
     );
-    assert_eq!(fs::metadata(machine.path("two")).expect("made").len(), 2 * MIB);
+    assert_eq!(fs::metadata(machine.path("two")).expect("created").len(), 2 * MIB);
     machine.next_round(&two());
     assert_eq!(machine.kernel.taken, []);
     // A restarted process does not know which sizes have been reported to hosts.
@@ -178,7 +178,7 @@ fn nothing_becomes_what_is_wanted_and_stays_so() {
 }
 
 #[test]
-fn a_crash_between_any_two_steps_is_made_good_by_the_next_start() {
+fn next_start_completes_a_round_interrupted_after_any_step() {
     let mut machine = Machine::new();
     machine.good(&two());
     let steps = machine.kernel.taken.len();
@@ -205,7 +205,7 @@ fn a_crash_between_any_two_steps_is_made_good_by_the_next_start() {
 }
 
 #[test]
-fn a_crash_between_any_two_steps_leaves_nothing_that_removal_does_not_find() {
+fn removal_is_complete_after_a_crash_at_any_step() {
     let mut machine = Machine::new();
     machine.good(&two());
     let steps = machine.kernel.taken.len();
@@ -215,7 +215,7 @@ fn a_crash_between_any_two_steps_leaves_nothing_that_removal_does_not_find() {
         crashed.round(&two());
         crashed.kernel.left = None;
         assert_eq!(crashed.remove(&two()).problems, []);
-        assert_eq!(crashed.kernel.tree(), empty(), "made for {crash} steps");
+        assert_eq!(crashed.kernel.tree(), empty(), "creation interrupted after {crash} steps");
     }
     machine.remove(&two());
     let steps = machine.kernel.taken.len();
@@ -227,13 +227,13 @@ fn a_crash_between_any_two_steps_leaves_nothing_that_removal_does_not_find() {
         crashed.remove(&two());
         crashed.kernel.left = None;
         assert_eq!(crashed.remove(&two()).problems, []);
-        assert_eq!(crashed.kernel.tree(), empty(), "removed for {crash} steps");
+        assert_eq!(crashed.kernel.tree(), empty(), "removal interrupted after {crash} steps");
         assert_eq!(fs::metadata(crashed.path("two")).expect("files stay").len(), 2 * MIB);
     }
 }
 
 #[test]
-fn a_change_that_crashes_between_any_two_steps_is_made_good() {
+fn next_start_completes_a_change_interrupted_after_any_step() {
     let mut machine = Machine::new();
     machine.good(&one());
     let expected = machine.kernel.tree().len();
@@ -260,13 +260,13 @@ fn a_change_that_crashes_between_any_two_steps_is_made_good() {
 }
 
 #[test]
-fn what_others_have_made_is_not_touched() {
+fn objects_of_other_programs_are_not_modified() {
     let mut machine = Machine::new();
     let foreign = machine.path("foreign");
     File::create(&foreign).expect("a file").set_len(MIB).expect("room");
     let set = |at: &str, value: &str| Step::Set(at.into(), value.into());
     let link = |to: &str, at: &str| Step::Link { to: to.into(), at: at.into() };
-    machine.kernel.others(&[
+    machine.kernel.take_as_other_program(&[
         Step::Make("subsystems/theirs".into()),
         Step::Make("subsystems/theirs/namespaces/1".into()),
         set("subsystems/theirs/namespaces/1/device_path", foreign.to_str().expect("text")),
@@ -301,7 +301,7 @@ fn what_others_have_made_is_not_touched() {
 }
 
 #[test]
-fn names_and_ports_that_others_have_are_reported_and_left() {
+fn conflicts_with_another_target_are_reported_and_left_unchanged() {
     let mut machine = Machine::new();
     machine.good(&Says { name: "first", ..one() });
     let before = machine.kernel.tree();
@@ -309,7 +309,7 @@ fn names_and_ports_that_others_have_are_reported_and_left() {
     machine.problem(&one(), &format!("subsystem {NQN}: the kernel's target has one of this name"));
     machine.remove(&one());
     assert_eq!(machine.kernel.tree(), before);
-    // With distinct names, both are free of problems.
+    // With distinct names, neither target reports a problem.
     let second =
         Says { service: 4421, subsystems: vec![(OTHER, vec![HOSTS[0]], vec![("three", 1)])], ..one() };
     machine.good(&second);
@@ -322,7 +322,7 @@ fn names_and_ports_that_others_have_are_reported_and_left() {
 
     // Objects that others have put into our port remain, and the port with them.
     let ours = Owner::of("first").ports().next().expect("a port");
-    machine.kernel.others(&[
+    machine.kernel.take_as_other_program(&[
         Step::Make("subsystems/theirs".into()),
         Step::Link { to: "subsystems/theirs".into(), at: format!("ports/{ours}/subsystems/theirs") },
     ]);
@@ -332,7 +332,7 @@ fn names_and_ports_that_others_have_are_reported_and_left() {
 }
 
 #[test]
-fn hosts_and_namespaces_come_and_go_without_cutting_others() {
+fn adding_and_removing_hosts_and_namespaces_does_not_disrupt_others() {
     let mut machine = Machine::new();
     let says = |hosts: &[&'static str], files: &[(&'static str, u64)]| Says {
         subsystems: vec![(NQN, hosts.into(), files.into())],
@@ -352,7 +352,7 @@ fn hosts_and_namespaces_come_and_go_without_cutting_others() {
 }
 
 #[test]
-fn a_file_grows_with_its_size_and_hosts_are_notified_once() {
+fn backing_file_grows_but_never_shrinks_and_hosts_are_notified_once() {
     let mut machine = Machine::new();
     machine.good(&one());
     let larger = Says { subsystems: vec![(NQN, HOSTS[..2].into(), vec![("one", 4)])], ..one() };
@@ -375,7 +375,7 @@ fn a_file_grows_with_its_size_and_hosts_are_notified_once() {
 }
 
 #[test]
-fn files_are_written_through_before_hosts_have_them_and_where_they_have_them_already() {
+fn write_through_is_set_before_enabling_and_on_enabled_namespaces() {
     let strict = Says { volatile_cache: false, ..one() };
     let mut machine = Machine::new();
     machine.good(&one());
@@ -402,7 +402,7 @@ fn files_are_written_through_before_hosts_have_them_and_where_they_have_them_alr
 }
 
 #[test]
-fn what_holds_something_else_is_refused_and_not_written_to() {
+fn file_with_foreign_data_is_refused_and_not_modified() {
     let mut machine = Machine::new();
     let path = machine.path("one");
     let file = File::create(&path).expect("a file");
@@ -421,7 +421,7 @@ fn what_holds_something_else_is_refused_and_not_written_to() {
 }
 
 #[test]
-fn identity_and_drive_of_a_namespace_do_not_change_under_hosts() {
+fn uuid_and_backing_file_of_an_enabled_namespace_do_not_change() {
     let mut machine = Machine::new();
     machine.good(&one());
     let before = machine.kernel.tree();
@@ -447,7 +447,7 @@ fn identity_and_drive_of_a_namespace_do_not_change_under_hosts() {
 }
 
 #[test]
-fn a_drive_that_goes_is_reported_and_its_namespace_stays() {
+fn removed_backing_file_is_reported_and_its_namespace_kept() {
     let mut machine = Machine::new();
     machine.good(&one());
     fs::remove_file(machine.path("one")).expect("removed");
@@ -455,11 +455,11 @@ fn a_drive_that_goes_is_reported_and_its_namespace_stays() {
     let report = machine.round(&one());
     assert!(!report.namespaces[0].up);
     assert_eq!(machine.kernel.taken, []);
-    assert!(!machine.path("one").exists(), "a new one would be another one");
+    assert!(!machine.path("one").exists(), "a new file would be a different device");
 }
 
 #[test]
-fn an_address_that_is_not_there_yet_is_tried_again() {
+fn port_is_retried_until_its_address_is_available() {
     let mut machine = Machine::new();
     machine.kernel.addresses.clear();
     machine.problem(&one(), "this machine has no such address yet");
@@ -470,7 +470,7 @@ fn an_address_that_is_not_there_yet_is_tried_again() {
 }
 
 #[test]
-fn a_port_moves_and_stays_while_its_interface_has_no_address() {
+fn port_changes_its_service_id_and_is_kept_without_an_address() {
     let mut machine = Machine::new();
     machine.good(&one());
     let moved = Says { service: 4421, ..one() };
@@ -489,16 +489,16 @@ fn a_port_moves_and_stays_while_its_interface_has_no_address() {
 }
 
 #[test]
-fn one_target_at_a_time_is_at_work() {
+fn lock_blocks_until_the_holder_releases_it() {
     let folder = tempfile::tempdir().expect("a folder");
-    let held = lock(folder.path()).expect("it is free");
+    let held = lock(folder.path()).expect("the lock is free");
     let waits = std::thread::scope(|scope| {
         let waiter = scope.spawn(|| lock(folder.path()).map(drop));
         assert!(!waiter.is_finished());
         drop(held);
         waiter.join().expect("no panic")
     });
-    waits.expect("it is free again");
+    waits.expect("the lock is released");
     let absent: &Path = Path::new("/nonexistent/nvmet");
     assert!(lock(absent).is_err());
 }

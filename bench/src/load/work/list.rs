@@ -77,7 +77,7 @@ mod tests {
     use forebay_smb::wire::fscc::directory::{DirEncoder, DirEntry};
 
     #[test]
-    fn entries_are_counted_as_the_codec_writes_them() {
+    fn directory_entries_encoded_by_the_codec_are_counted() {
         for wanted in [0, 1, 5] {
             let mut out = Vec::new();
             let class = FileInformationClass::FILE_ID_FULL_DIRECTORY_INFORMATION;

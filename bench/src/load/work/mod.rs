@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn random_numbers_stay_below_their_end_and_reach_all_of_them() {
+    fn random_numbers_cover_the_whole_range_below_the_bound() {
         let mut random = Random::new(0);
         let mut seen = [0; 10];
         (0..1000).for_each(|_| seen[random.below(10) as usize] += 1);

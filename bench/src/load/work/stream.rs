@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_share_the_files_out_and_share_one_only_if_there_are_too_few() {
+    fn connections_share_a_file_only_if_there_are_too_few() {
         assert_eq!((own(5, 2, 0), own(5, 2, 1)), (vec![0, 2, 4], vec![1, 3]));
         assert_eq!((own(2, 3, 1), own(2, 3, 2)), (vec![1], vec![0]));
     }

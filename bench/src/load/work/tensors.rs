@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tensors_lie_in_rows_within_the_files() {
+    fn tensors_are_mostly_contiguous_and_within_the_files() {
         let mut row = Row {
             random: Random::new(1),
             files: 3,
