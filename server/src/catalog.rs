@@ -258,7 +258,7 @@ impl Catalog {
     fn serve_all(&self) {
         let mut guard = self.lock();
         let state = &mut *guard;
-        Self::delete_incomplete_groups(state);
+        state.delete_incomplete_groups();
         for pool in &state.pools {
             for record in pool.records.values() {
                 match self.serve(pool, record) {

@@ -19,7 +19,7 @@ mod snapshots;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -75,8 +75,6 @@ pub struct Pool {
     pub records: BTreeMap<String, Record>,
     /// Records of its snapshots, by id.
     pub snapshots: BTreeMap<String, Snapshot>,
-    /// Groups of which a snapshot was being made or deleted when the server ended.
-    pub incomplete_groups: BTreeSet<String>,
     directory: OwnedFd,
     /// Whether files can share extents; set by the first attempt.
     shared_extents: OnceLock<bool>,
@@ -166,7 +164,6 @@ impl Pool {
             promise: section.promise(),
             records: BTreeMap::new(),
             snapshots: BTreeMap::new(),
-            incomplete_groups: BTreeSet::new(),
             directory,
             shared_extents: OnceLock::new(),
             links,

@@ -99,7 +99,7 @@ impl ControllerService {
         let handle = self.servers.handle(&request.group_snapshot_id).map_err(|_| none())?;
         let (home, snapshots) = self.find_group(&handle).await?.ok_or_else(none)?;
         check_snapshot_ids(&home, &snapshots, &request.snapshot_ids)?;
-        if request.snapshot_ids.len() > snapshots.len() {
+        if request.snapshot_ids.iter().collect::<BTreeSet<_>>().len() > snapshots.len() {
             return Err(Error::invalid("snapshot_ids", "not all of them belong to the group"));
         }
         let group_snapshot = Some(to_csi_group(&home, handle.share(), &snapshots));

@@ -187,14 +187,15 @@ impl Go {
 
     fn build(&self, cache: &Cache, name: &'static str, module: &Module, package: &str) -> Result<Artefact> {
         let flags = flags();
-        let definitions = if name == SNAPSHOT_CONTROLLER { SNAPSHOT_KINDS.join(" ") } else { String::new() };
-        let recipe = Recipe::default()
-            .with("definitions", definitions)
+        let mut recipe = Recipe::default()
             .with("package", package)
             .with("go.mod", module.go_mod)
             .with("go.sum", module.go_sum)
             .with("go", &self.version)
             .with("flags", flags.join(" "));
+        if name == SNAPSHOT_CONTROLLER {
+            recipe = recipe.with("definitions", SNAPSHOT_KINDS.join(" "));
+        }
         cache.get("tool", &recipe, |into| {
             step(&format!("building {name} from {}", module.name), || {
                 let work = tempfile::tempdir()?;

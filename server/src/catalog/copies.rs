@@ -53,6 +53,8 @@ pub struct SnapshotFilter {
 
 /// A tree to be copied.
 struct Copy {
+    /// Index of its pool.
+    pool: usize,
     source: Source,
     copying: Copying,
     /// The gate of a source that may change.
@@ -176,7 +178,7 @@ impl Catalog {
             let pool = &mut state.pools[index];
             let source = Source::Volume(snapshot.volume_id.clone());
             match pool.begin_snapshot(snapshot.clone(), &pool.data_path(&snapshot.volume_id)) {
-                Ok(copying) => copies.push(Copy { source, copying, gate }),
+                Ok(copying) => copies.push(Copy { pool: index, source, copying, gate }),
                 Err(reason) => {
                     state.discard(members);
                     return Err(reason.into());
@@ -185,9 +187,8 @@ impl Catalog {
         }
         let (mut state, copied) = self.copy(state, &copies);
         let completed = copied.and_then(|copied| {
-            for Member { snapshot_id, .. } in members {
-                let Some((index, _)) = state.snapshot(snapshot_id) else { continue };
-                state.pools[index].complete_snapshot(snapshot_id)?;
+            for (Member { snapshot_id, .. }, copy) in members.iter().zip(&copies) {
+                state.pools[copy.pool].complete_snapshot(snapshot_id)?;
             }
             Ok(copied)
         });
@@ -199,10 +200,12 @@ impl Catalog {
             }
         };
         let mut made = Vec::new();
-        for (Member { snapshot_id, volume_id }, Copied { inodes, .. }) in members.iter().zip(copied) {
+        for ((Member { snapshot_id, volume_id }, copy), Copied { inodes, .. }) in
+            members.iter().zip(&copies).zip(copied)
+        {
             self.show_snapshots(&mut state, volume_id);
-            let Some((index, snapshot)) = state.snapshot(snapshot_id) else { continue };
-            let pool = state.pools[index].name.clone();
+            let pool = &state.pools[copy.pool];
+            let (snapshot, pool) = (pool.snapshots[snapshot_id].clone(), pool.name.clone());
             let used_bytes = snapshot.used_bytes;
             info!(
                 snapshot = snapshot_id,
@@ -234,7 +237,8 @@ impl Catalog {
         self.delete_found(&mut state, index, &snapshot)
     }
 
-    /// Removes all snapshots of a group; a missing group is not an error.
+    /// Removes all snapshots of a group; a missing group is not an error. If the server is killed meanwhile, its next start
+    /// removes the rest.
     ///
     /// # Errors
     /// Why a snapshot was not removed; others of the group may be removed then, and a repeated call removes the rest.
@@ -242,6 +246,7 @@ impl Catalog {
         let mut state = self.lock();
         let found = state.group(group_id);
         found.iter().try_for_each(|found| state.check_is_idle(&found.snapshot))?;
+        state.mark_deleting(&found)?;
         for FoundSnapshot { snapshot, .. } in found {
             let Some((index, _)) = state.snapshot(&snapshot.snapshot_id) else { continue };
             self.delete_found(&mut state, index, &snapshot)?;
@@ -259,14 +264,6 @@ impl Catalog {
         empty_trash(&state.pools[index]);
         info!(snapshot = id, group = snapshot.group_id, "snapshot deleted");
         Ok(())
-    }
-
-    /// Removes the other snapshots of groups that were being made or deleted when the server ended.
-    pub(super) fn delete_incomplete_groups(state: &mut State) {
-        let groups: BTreeSet<String> =
-            state.pools.iter().flat_map(|pool| pool.incomplete_groups.iter().cloned()).collect();
-        let rest: Vec<FoundSnapshot> = groups.iter().flat_map(|id| state.group(id)).collect();
-        rest.iter().for_each(|found| state.discard_one(&found.snapshot.snapshot_id));
     }
 
     /// At most `limit` snapshots that `filter` selects, with ids after `after`, in order of their id, and whether there are
@@ -331,7 +328,8 @@ impl Catalog {
         }
         let quota = admit(pool, wish)?;
         let copying = pool.begin(wish.record(quota), &path)?;
-        let (mut state, copied) = self.copy(state, &[Copy { source: source.clone(), copying, gate }]);
+        let copy = Copy { pool: index, source: source.clone(), copying, gate };
+        let (mut state, copied) = self.copy(state, &[copy]);
         let pool = &mut state.pools[index];
         if let Err(reason) = copied.and_then(|_| Ok(pool.complete(&wish.volume_id)?)) {
             remove_failed(pool, &wish.volume_id);
@@ -430,6 +428,32 @@ impl State {
             .collect()
     }
 
+    /// Removes groups that were being made or deleted when the server ended.
+    pub(super) fn delete_incomplete_groups(&mut self) {
+        let all = self.pools.iter().flat_map(|pool| pool.snapshots.values());
+        let groups: BTreeSet<String> =
+            all.filter(|snapshot| snapshot.phase.is_to_go()).filter_map(|s| s.group_id.clone()).collect();
+        for group in groups {
+            let found = self.group(&group);
+            if let Err(left) = self.mark_deleting(&found) {
+                error!(group, error = %left, "a group of snapshots will be removed at the next start");
+                continue;
+            }
+            found.iter().for_each(|found| self.discard_one(&found.snapshot.snapshot_id));
+        }
+    }
+
+    /// Records that all these snapshots are deleted, before the first of them is: whenever the server ends, its next start
+    /// removes the rest.
+    fn mark_deleting(&mut self, group: &[FoundSnapshot]) -> Result<(), CatalogError> {
+        for FoundSnapshot { snapshot, .. } in group {
+            if let Some((index, _)) = self.snapshot(&snapshot.snapshot_id) {
+                self.pools[index].mark_snapshot_deleting(&snapshot.snapshot_id)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether nothing is copied to or from a snapshot.
     fn check_is_idle(&self, snapshot: &Snapshot) -> Result<(), CatalogError> {
         let id = &snapshot.snapshot_id;
@@ -504,18 +528,21 @@ fn copy_and_sync(copies: &[Copy]) -> Result<Vec<Copied>, CatalogError> {
         reason if reason.is_full() => CatalogError::Exhausted(format!("the copy does not fit: {reason}")),
         reason => CatalogError::Precondition(format!("it cannot be copied: {reason}")),
     };
-    let sync = |copy: &Copy| {
-        rustix::fs::syncfs(&copy.copying.target)
+    let pools: BTreeMap<usize, &Copying> = copies.iter().map(|copy| (copy.pool, &copy.copying)).collect();
+    let sync = |copying: &&Copying| {
+        rustix::fs::syncfs(&copying.target)
             .map_err(|errno| CatalogError::Precondition(format!("the pool cannot be synced: {errno}")))
     };
     let gates: Vec<&Arc<Gate>> = copies.iter().filter_map(|copy| copy.gate.as_ref()).collect();
     if !gates.is_empty() {
         // Write dirty data now, and not while clients wait.
-        copies.iter().try_for_each(sync)?;
+        pools.values().try_for_each(sync)?;
     }
-    // All gates are closed before the first copy, so that the copies are of one moment.
+    // All gates are closed before the first copy, so that the copies are of one moment. Clients of the first gate wait for the
+    // last one, so all gates share the time.
+    let closed_by = Instant::now() + COPY_PATIENCE;
     let close = |gate: &Arc<Gate>| {
-        gate.close(COPY_PATIENCE)
+        gate.close(closed_by.saturating_duration_since(Instant::now()))
             .map_err(|reason| CatalogError::Busy(format!("the volume cannot be copied now: {reason}")))
     };
     let closed = gates.iter().map(|gate| close(gate)).collect::<Result<Vec<Closed>, _>>()?;
@@ -534,6 +561,6 @@ fn copy_and_sync(copies: &[Copy]) -> Result<Vec<Copied>, CatalogError> {
     if left_out > 0 {
         warn!(entries = left_out, "links, devices, sockets and pipes are not served, and not in the copy");
     }
-    copies.iter().try_for_each(sync)?;
+    pools.values().try_for_each(sync)?;
     Ok(copied)
 }

@@ -64,11 +64,11 @@ impl Pool {
         let to_go: Vec<String> = self
             .snapshots
             .values()
-            .filter(|s| s.phase.is_to_go())
+            // The catalog deletes those of a group, together with the others of the group.
+            .filter(|s| s.phase.is_to_go() && s.group_id.is_none())
             .map(|snapshot| snapshot.snapshot_id.clone())
             .collect();
         for id in to_go {
-            self.incomplete_groups.extend(self.snapshots[&id].group_id.clone());
             if let Err(error) = self.delete_snapshot(&id) {
                 tracing::error!(pool = self.name, snapshot = id, %error, "a snapshot is being deleted");
             }
@@ -136,15 +136,25 @@ impl Pool {
     /// # Errors
     /// Those of the file system; a repeated call continues the deletion.
     pub fn delete_snapshot(&mut self, id: &str) -> Result<(), PoolError> {
+        self.mark_snapshot_deleting(id)?;
+        let Some(project) = self.snapshots.get(id).map(|snapshot| snapshot.project) else { return Ok(()) };
+        self.throw_away(id, project, &self.snapshot_path(id), &self.snapshot_records_path())?;
+        self.snapshots.remove(id);
+        Ok(())
+    }
+
+    /// Records that a snapshot is deleted. Its data remains until [`Pool::delete_snapshot`].
+    ///
+    /// # Errors
+    /// Those of writing the record.
+    pub fn mark_snapshot_deleting(&mut self, id: &str) -> Result<(), PoolError> {
         let Some(mut snapshot) = self.snapshots.get(id).cloned() else { return Ok(()) };
-        let records = self.snapshot_records_path();
         if snapshot.phase != Phase::Deleting {
             snapshot.phase = Phase::Deleting;
+            let records = self.snapshot_records_path();
             self.with_reserve(|| snapshot.write(&records)).map_err(|error| self.record_error(error))?;
-            self.snapshots.insert(id.to_owned(), snapshot.clone());
+            self.snapshots.insert(id.to_owned(), snapshot);
         }
-        self.throw_away(id, snapshot.project, &self.snapshot_path(id), &records)?;
-        self.snapshots.remove(id);
         Ok(())
     }
 }
