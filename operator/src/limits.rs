@@ -105,6 +105,8 @@ pub const ATTENTION: Duration = Duration::from_secs(60);
 pub const LISTS_TIME_MAX: Duration = Duration::from_secs(120);
 /// How long a reconciliation waits for these lists before it fails, which is counted and retried.
 pub const LISTS_WAIT: Duration = Duration::from_secs(20);
+/// Interval at which a task that waits for a list checks whether it has arrived.
+pub const LIST_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Errors of a watch that are further apart than this are unrelated: a failing watch is retried at least every 30 s.
 pub const WATCH_ERRORS_GAP: Duration = Duration::from_secs(90);
 /// The loop counts as stalled if a watch has failed repeatedly for this long.

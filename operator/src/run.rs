@@ -14,6 +14,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Api, PartialObjectMeta};
 use kube::core::DeserializeGuard;
 use kube::runtime::events::Reporter;
+use kube::runtime::reflector::store::WriterDropped;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{Config, Controller, WatchStreamExt as _, controller, watcher};
 use kube::{Client, Resource, ResourceExt as _};
@@ -23,7 +24,7 @@ use tokio::sync::{mpsc, watch};
 use crate::desired::Settings;
 use crate::leader::Tenure;
 use crate::leases::Leases;
-use crate::limits::{DEBOUNCE, LISTS_WAIT, PROGRESS_INTERVAL, RECONCILES_AT_ONCE_MAX};
+use crate::limits::{DEBOUNCE, LIST_CHECK_INTERVAL, LISTS_WAIT, PROGRESS_INTERVAL, RECONCILES_AT_ONCE_MAX};
 use crate::metrics::{Metrics, Watched};
 use crate::placement;
 use crate::progress::Progress;
@@ -123,12 +124,26 @@ fn words(error: &watcher::Error) -> String {
     text
 }
 
+/// Waits until a store has its first list. Fails if there will be none.
+///
+/// The store wakes only the task that polled it last, and several tasks wait for each store. So this polls at intervals.
+async fn first_list<K>(store: &Store<K>) -> Result<(), WriterDropped>
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    loop {
+        if let Ok(ready) = tokio::time::timeout(LIST_CHECK_INTERVAL, store.wait_until_ready()).await {
+            return ready;
+        }
+    }
+}
+
 /// Waits for a list, and marks it as arrived.
 async fn await_list<K>(store: Store<K>, list: &'static str, progress: Arc<Progress>)
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
-    if store.wait_until_ready().await.is_ok() {
+    if first_list(&store).await.is_ok() {
         progress.listed(list);
     }
 }
@@ -284,8 +299,7 @@ pub async fn operate(
                 let (nodes, storage_nodes) = (nodes.clone(), storage_nodes.clone());
                 async move {
                     // Without a complete list of nodes, instances would be moved needlessly.
-                    let lists =
-                        async { tokio::join!(nodes.wait_until_ready(), storage_nodes.wait_until_ready()) };
+                    let lists = async { tokio::join!(first_list(&nodes), first_list(&storage_nodes)) };
                     match tokio::time::timeout(LISTS_WAIT, lists).await {
                         Ok((Ok(()), Ok(()))) => reconcile(cluster, context).await,
                         _ => Err(context.not_begun(&cluster, ReconcileError::NotListed)),
@@ -323,5 +337,24 @@ mod tests {
         let error = |code: u16| watcher::Error::InitialListFailed(kube::Error::Api(status(code)));
         assert!(words(&error(404)).contains("CustomResourceDefinition is missing"), "{}", words(&error(404)));
         assert!(!words(&error(403)).contains("CustomResourceDefinition"));
+    }
+
+    #[tokio::test]
+    async fn all_tasks_that_wait_for_a_list_get_it() {
+        let (store, mut writer) = reflector::store::<Node>();
+        let (early, late) = (store.clone(), store);
+        let mut early = tokio::spawn(async move { first_list(&early).await });
+        assert!(
+            tokio::time::timeout(LIST_CHECK_INTERVAL / 10, &mut early).await.is_err(),
+            "nothing is listed"
+        );
+        // The last one that polls the store, and never polls it again: a task that waits for something else meanwhile.
+        let waiting = late.wait_until_ready();
+        let mut waiting = std::pin::pin!(waiting);
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        writer.apply_watcher_event(&watcher::Event::Init);
+        writer.apply_watcher_event(&watcher::Event::InitDone);
+        let listed = tokio::time::timeout(LIST_CHECK_INTERVAL * 50, early).await;
+        listed.expect("the first task gets the list, too").expect("no panic").expect("a list");
     }
 }

@@ -19,6 +19,8 @@ const PACKAGE: &str = "busybox-static";
 /// The suite's names of these images, without their versions.
 const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost";
 const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox";
+/// Tests with several volumes use no more of it than a shell and its tools.
+const GLIBC: &str = "registry.k8s.io/e2e-test-images/glibc-dns-testing";
 
 /// The sidecar for snapshots: the tag of its release in `e2e/tools/kubernetes/go.mod`.
 pub const SNAPSHOTTER_IMAGE: (&str, &str) =
@@ -30,7 +32,7 @@ pub const TOOLS: &[&[&str]] = &[tools::E2E, tools::SNAPSHOTS];
 /// The cache entry: the archives `images.tar` and `csi-snapshotter.tar`.
 pub fn get(cache: &Cache, tools: &Tools) -> Result<Artefact> {
     let (suite, agnhost) = (tools.path("e2e.test"), tools.path("agnhost"));
-    let recipe = Recipe::default().with("tools", tools.keys()).with("layout", "1");
+    let recipe = Recipe::default().with("tools", tools.keys()).with("layout", "2");
     cache.get("conformance", &recipe, |into| {
         step("making the images for Kubernetes' own tests", || {
             make(cache, &suite, &agnhost, &tools.path("csi-snapshotter"), into)
@@ -53,8 +55,9 @@ fn make(cache: &Cache, suite: &Path, agnhost: &Path, snapshotter: &Path, into: &
             .map(str::to_owned)
             .collect()
     };
-    let (agnhosts, busyboxes) = (named(AGNHOST), named(BUSYBOX));
-    ensure!(!agnhosts.is_empty() && !busyboxes.is_empty(), "the suite lists other images:\n{listed}");
+    let (agnhosts, busyboxes, shells) = (named(AGNHOST), named(BUSYBOX), named(GLIBC));
+    let complete = [&agnhosts, &busyboxes, &shells].iter().all(|names| !names.is_empty());
+    ensure!(complete, "the suite lists other images:\n{listed}");
 
     let archive = Archive::open(&cache.root().join("apt"), false)?;
     let unpacked = into.join("busybox");
@@ -78,7 +81,7 @@ fn make(cache: &Cache, suite: &Path, agnhost: &Path, snapshotter: &Path, into: &
     let images: Vec<Image<'_>> = agnhosts
         .iter()
         .map(|name| Image { name, entry_point: &["/agnhost"], command: &["pause"] })
-        .chain(busyboxes.iter().map(|name| Image { name, entry_point: &[], command: &["sh"] }))
+        .chain(busyboxes.iter().chain(&shells).map(|name| Image { name, entry_point: &[], command: &["sh"] }))
         .collect();
     oci::write(&into.join("images.tar"), &images, layer)?;
     fs::remove_dir_all(&unpacked)?;
