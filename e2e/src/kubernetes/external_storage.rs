@@ -66,8 +66,12 @@ pub fn run(stage: &Stage, choice: &Choice, table: &mut Table) -> Result<bool> {
     let _snapshots = snapshot_controller(stage, &tools, logs)?;
     if let Err(error) = story::install(stage, table) {
         say(format!("{error:#}\n{}", stage.describe()));
-    } else if table.run(SUITE, || suite(stage, &tools, choice)).is_none() {
-        say(stage.describe());
+    } else {
+        table.run(SUITE, || suite(stage, &tools, choice));
+        table.run("no container of Forebay has restarted", || stage.nothing_restarted());
+        if table.failed() > 0 {
+            say(stage.describe());
+        }
     }
     print!("\n{}", table.render());
     println!("{:.0} s in all", started.elapsed().as_secs_f64());

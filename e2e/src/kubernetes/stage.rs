@@ -192,6 +192,27 @@ impl Stage {
         Ok(said)
     }
 
+    /// Fails if a container of Forebay has restarted since the installation.
+    pub fn nothing_restarted(&self) -> Result<String> {
+        let pods = self.kubectl.get(&["pods", "-n", NAMESPACE])?;
+        let mut containers = 0;
+        for pod in pods["items"].as_array().into_iter().flatten() {
+            for container in pod["status"]["containerStatuses"].as_array().into_iter().flatten() {
+                ensure!(
+                    container["restartCount"].as_u64() == Some(0),
+                    "{}, container {}: restarted {} times; last end: {}",
+                    pod["metadata"]["name"],
+                    container["name"],
+                    container["restartCount"],
+                    container["lastState"]["terminated"]
+                );
+                containers += 1;
+            }
+        }
+        ensure!(containers > 0, "no container in {NAMESPACE}");
+        Ok(format!("{containers} containers"))
+    }
+
     /// Everything that may help to find the cause of a failure.
     pub fn describe(&self) -> String {
         let mut out = String::new();

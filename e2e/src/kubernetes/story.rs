@@ -127,7 +127,12 @@ pub fn use_it(stage: &Stage, table: &mut Table) -> Result<()> {
         })?;
         Ok(format!("{FIRST} to {LATER}, nothing remounted"))
     }))?;
-    must(table.run("the checkpoint is still whole", || checkpoint_is_whole(stage)))
+    must(table.run("the checkpoint is still whole", || checkpoint_is_whole(stage)))?;
+    // A user's own installation may have a history.
+    if stage.cluster().is_some() {
+        must(table.run("no container of Forebay has restarted", || stage.nothing_restarted()))?;
+    }
+    Ok(())
 }
 
 fn checkpoint_is_whole(stage: &Stage) -> Result<String> {
