@@ -20,6 +20,7 @@ use crate::progress::say;
 use crate::report::Table;
 
 const DRIVER: &str = include_str!("../../external-storage/driver.yaml");
+const ATTRIBUTES: &str = include_str!("../../external-storage/attributes.yaml");
 const KNOWN: &str = include_str!("../../external-storage/known-failures.txt");
 const SKIPS: &str = include_str!("../../external-storage/skips.txt");
 
@@ -95,6 +96,7 @@ fn suite(stage: &Stage, tools: &Tools, choice: &Choice) -> Result<String> {
     let (driver, report, output) =
         (logs.join("driver.yaml"), logs.join("report.json"), logs.join("output.txt"));
     fs::write(&driver, DRIVER)?;
+    stage.kubectl().apply(ATTRIBUTES)?;
     if report.exists() {
         fs::remove_file(&report)?;
     }
