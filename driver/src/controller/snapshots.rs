@@ -200,13 +200,22 @@ impl ControllerService {
     }
 }
 
-/// A class of snapshots has no parameters of this driver; csi-snapshotter adds metadata of the VolumeSnapshot.
+/// The field of a class that decides what happens to a snapshot whose Kubernetes object is deleted. It is not for drivers.
+const DELETION_POLICY: &str = "deletionPolicy";
+
+/// A class of snapshots has no parameters of this driver. csi-snapshotter adds metadata of the VolumeSnapshot; classes of
+/// Kubernetes' own tests have [`DELETION_POLICY`] among the parameters, too, where it has no effect. Returns the metadata.
 pub(super) fn parameters(given: &HashMap<String, String>) -> Result<HashMap<String, String>, Error> {
     check_size("parameters", given)?;
-    match given.keys().find(|key| !key.starts_with(METADATA_PREFIX)) {
-        Some(key) => Err(Error::UnknownParameter { key: key.clone(), known: "none, for snapshots" }),
-        None => Ok(given.clone()),
+    let mut metadata = HashMap::new();
+    for (key, value) in given {
+        if key.starts_with(METADATA_PREFIX) {
+            metadata.insert(key.clone(), value.clone());
+        } else if key != DELETION_POLICY {
+            return Err(Error::UnknownParameter { key: key.clone(), known: "none, for snapshots" });
+        }
     }
+    Ok(metadata)
 }
 
 pub(super) fn to_csi_snapshot(home: &Home, snapshot: &admin::Snapshot) -> Snapshot {
@@ -233,4 +242,24 @@ pub(super) fn content_source(home: &Home, volume: &admin::Volume) -> Option<Volu
         return None;
     };
     Some(VolumeContentSource { r#type: Some(r#type) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_metadata_and_the_deletion_policy_are_accepted_as_parameters() {
+        let map =
+            |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let name = (format!("{METADATA_PREFIX}volumesnapshot/name"), "first".to_owned());
+        let mut given: HashMap<String, String> = map(&[(DELETION_POLICY, "Delete")]);
+        given.insert(name.0.clone(), name.1.clone());
+        let metadata = parameters(&given).expect("accepted");
+        assert_eq!(metadata, HashMap::from([name]), "the policy is not a label");
+        given.insert("compression".into(), "on".into());
+        assert!(
+            matches!(parameters(&given), Err(Error::UnknownParameter { key, .. }) if key == "compression")
+        );
+    }
 }

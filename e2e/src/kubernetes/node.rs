@@ -190,7 +190,7 @@ disabled_plugins = [
 }
 
 /// Container writes go to the scratch disk, because the root is already an overlay. Pools are on an XFS with project quotas,
-/// in a file on that disk.
+/// in a sparse file on that disk, larger than it: claims of some tests need the size, not the space.
 fn prepare_script(role: &Role, peers: &[(u8, String)]) -> String {
     let gateway: Ipv4Addr = room::ADDRESS;
     let pool = role.pool;
@@ -207,7 +207,7 @@ if ! mountpoint -q /scratch; then
     done
     if {pool}; then
         mkdir -p {POOL}
-        [ -e /scratch/pool.xfs ] || {{ truncate -s 2G /scratch/pool.xfs; mkfs.xfs -q /scratch/pool.xfs; }}
+        [ -e /scratch/pool.xfs ] || {{ truncate -s 16G /scratch/pool.xfs; mkfs.xfs -q /scratch/pool.xfs; }}
         mount -t xfs -o loop,prjquota,noatime /scratch/pool.xfs {POOL}
     fi
     mount --make-rshared /
