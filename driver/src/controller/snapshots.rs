@@ -200,7 +200,7 @@ impl ControllerService {
     }
 }
 
-/// The field of a class that decides what happens to a snapshot whose Kubernetes object is deleted. It is not for drivers.
+/// The field of a class that decides what happens to a snapshot when its Kubernetes object is deleted. It is not for drivers.
 const DELETION_POLICY: &str = "deletionPolicy";
 
 /// A class of snapshots has no parameters of this driver. csi-snapshotter adds metadata of the VolumeSnapshot; classes of
