@@ -16,6 +16,7 @@ pub mod lab;
 pub mod limits;
 pub mod machine;
 pub mod native;
+pub mod programs;
 pub mod progress;
 pub mod report;
 pub mod rundir;

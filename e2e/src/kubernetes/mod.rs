@@ -10,6 +10,7 @@ pub mod kubectl;
 pub mod node;
 pub mod oci;
 pub mod pki;
+mod programs;
 mod rdma;
 pub mod room;
 pub mod scenario;

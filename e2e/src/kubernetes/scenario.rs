@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::stage::{CLUSTER, LONG, NAMESPACE, RELEASE, Stage, condition};
 use super::workload::{OnError, Stream, claim};
-use super::{rdma, story, takeover, volumes};
+use super::{programs, rdma, story, takeover, volumes};
 use crate::lab::Node;
 use crate::progress::say;
 use crate::report::Table;
@@ -43,6 +43,11 @@ pub const ALL: &[Scenario] = &[
     Scenario { name: "two pods on one node with different fsGroups", run: volumes::groups },
     Scenario { name: "a volume is staged again after a hung unmount", run: volumes::staged_again },
     Scenario { name: "password rotation of a volume in use", run: volumes::rotated },
+    Scenario {
+        name: "programs in pods: git, pip, Hugging Face, tar, sqlite3, rsync",
+        run: programs::programs,
+    },
+    Scenario { name: "posix volume: files of two users on two nodes", run: programs::owners },
     Scenario { name: "kubectl forebay bench", run: volumes::benched },
     Scenario { name: "kubectl forebay rehearse", run: volumes::rehearsed },
     Scenario { name: "helm test", run: tested },

@@ -11,7 +11,6 @@ use crate::site::{Mounted, Site};
 
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
-        scenario("git clone", |site| on_mount(site, 256, git_clone)),
         scenario("tar of 500 small files", |site| on_mount(site, 256, tar)),
         scenario("fio --verify, sequential, 8 jobs", |site| {
             on_mount(site, 256, |at| fio(at, "write", "256k"))
@@ -36,41 +35,6 @@ fn on_mount(site: &Site, mib: u64, work: impl Fn(&Mounted<'_>) -> Result<String>
     mounted.unmount()?;
     site.delete(&volume)?;
     Ok(note)
-}
-
-fn git_clone(at: &Mounted<'_>) -> Result<String> {
-    let node = at.node();
-    let tree = Tree { folder: "/tmp/repository/data".into(), files: 80, bytes_max: 20_000, seed: 3 };
-    let _: Vec<Sum> = node.call("make-tree", &tree)?;
-    node.run_within(
-        "cd /tmp/repository
-         export GIT_CONFIG_GLOBAL=/tmp/gitconfig
-         git config --global user.name lab; git config --global user.email lab@example.org
-         git config --global --add safe.directory '*'
-         git init -q -b main . && git add . && git commit -qm one
-         echo change >> data/class-000/sample-000001.bin; git mv data/class-000/sample-000002.bin moved
-         git commit -qam two; git tag v1; git branch other",
-        Duration::from_secs(60),
-    )?;
-    let clone = at.join("clone");
-    node.run_within(
-        &format!(
-            "export GIT_CONFIG_GLOBAL=/tmp/gitconfig
-             git clone -q --no-hardlinks /tmp/repository {clone}
-             cd {clone}
-             git fsck --full --strict
-             test \"$(git rev-parse HEAD)\" = \"$(git -C /tmp/repository rev-parse HEAD)\"
-             test -z \"$(git status --porcelain)\"
-             git gc -q; git checkout -q -b new HEAD~1; git commit -q --allow-empty -m three; git checkout -q main
-             git fsck --full --strict; test -z \"$(git status --porcelain)\""
-        ),
-        Duration::from_secs(120),
-    )?;
-    let digest = |folder: &str| node.call::<TreeDigest>("digest-tree", &folder);
-    let (origin, cloned) = (digest("/tmp/repository/data")?, digest(&format!("{clone}/data"))?);
-    ensure!(origin == cloned, "the working tree differs: {origin:?}, {cloned:?}");
-    node.run("rm -rf /tmp/repository /tmp/gitconfig")?;
-    Ok(format!("{} files", origin.files))
 }
 
 fn tar(at: &Mounted<'_>) -> Result<String> {

@@ -18,6 +18,7 @@ mod multichannel;
 mod nvmeof;
 mod nvmeof_pool;
 mod owners;
+mod programs;
 mod refusal;
 mod smb_direct;
 mod smb_direct_faults;
@@ -115,6 +116,7 @@ pub fn all() -> Vec<Scenario> {
         kerberos::scenarios(),
         coherence::scenarios(),
         everyday::scenarios(),
+        programs::scenarios(),
         exercised::scenarios(),
         owners::scenarios(),
         system_calls::scenarios(),
