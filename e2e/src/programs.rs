@@ -99,7 +99,8 @@ with zipfile.ZipFile(f"{sys.argv[1]}/forebay_sample-1.0-py3-none-any.whl", "w") 
     wheel.writestr("forebay_sample-1.0.dist-info/RECORD", record)
 END
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
-python3 -m venv env
+# It does not show why pip cannot be installed.
+python3 -m venv env || { env/bin/python -m ensurepip --default-pip; exit 1; }
 test -L env/bin/python
 env/bin/pip install --quiet --no-index --find-links "$local" forebay-sample
 test "$(env/bin/forebay-sample)" = "sample 42"
