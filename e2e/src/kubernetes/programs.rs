@@ -33,18 +33,14 @@ impl<'a> Claim<'a> {
             ensure!(manifest.contains(from), "the pod has {from:?}");
             Ok(manifest.replace(from, to))
         };
-        let volume = "  volumes:\n";
-        let manifest = replaced(
-            manifest,
-            volume,
-            &format!("{volume}  - {{name: programs, hostPath: {{path: /usr, type: Directory}}}}\n"),
-        )?;
-        let mount = "    volumeMounts:\n";
-        let manifest = replaced(
-            manifest,
-            mount,
-            &format!("{mount}    - {{name: programs, mountPath: /usr, readOnly: true}}\n"),
-        )?;
+        let (mut volumes, mut mounts) = ("  volumes:\n".to_owned(), "    volumeMounts:\n".to_owned());
+        let [from_volumes, from_mounts] = [&volumes, &mounts].map(String::clone);
+        for (name, path) in OF_THE_NODE {
+            volumes += &format!("  - {{name: {name}, hostPath: {{path: {path}, type: Directory}}}}\n");
+            mounts += &format!("    - {{name: {name}, mountPath: {path}, readOnly: true}}\n");
+        }
+        let manifest = replaced(manifest, &from_volumes, &volumes)?;
+        let manifest = replaced(manifest, &from_mounts, &mounts)?;
         let manifest = replaced(manifest, "    runAsNonRoot: true\n    runAsUser: 1000\n", user)?;
         let manifest = replaced(manifest, "{drop: [ALL]}", "{drop: [ALL], add: [CHOWN, FOWNER]}")?;
         self.stage.kubectl().apply(&manifest)?;
@@ -87,6 +83,9 @@ impl Drop for Pod<'_> {
             self.stage.kubectl().run(&["delete", "pod", &self.name, "--ignore-not-found", "--timeout=240s"]);
     }
 }
+
+/// Programs, and the certificates without which pip does not start.
+const OF_THE_NODE: [(&str, &str); 2] = [("programs", "/usr"), ("certificates", "/etc/ssl")];
 
 const USER: &str = "    runAsUser: 1000\n    runAsGroup: 1000\n";
 const OTHER: &str = "    runAsUser: 2000\n    runAsGroup: 2000\n";
