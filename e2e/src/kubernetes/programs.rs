@@ -71,7 +71,7 @@ impl Pod<'_> {
 
     fn run_in(&self, folder: &str, script: &str) -> Result<String> {
         let script = format!(
-            "export HOME=/tmp LC_ALL=C.UTF-8; local=$(mktemp -d)\nmkdir -p {folder}; cd {folder}\n{script}"
+            "exec >&2; export HOME=/tmp LC_ALL=C.UTF-8; local=$(mktemp -d)\nmkdir -p {folder}; cd {folder}\n{script}"
         );
         self.run(&script)
     }
