@@ -19,6 +19,8 @@ pub struct Program {
     pub name: &'static str,
     /// The mounts it works on.
     pub mounts: Mounts,
+    /// Takes a minute on an emulated node.
+    pub slow: bool,
     /// The script.
     pub work: &'static str,
     /// A script for another node that has the same folder, after `work`.
@@ -27,18 +29,25 @@ pub struct Program {
 
 /// All of them.
 pub const PROGRAMS: &[Program] = &[
-    Program { name: "git clone", mounts: Mounts::Any, work: GIT, check: GIT_CHECK },
-    Program { name: "python -m venv, pip install", mounts: Mounts::Any, work: VENV, check: VENV_CHECK },
-    Program { name: "Hugging Face cache", mounts: Mounts::Any, work: HUB, check: HUB_CHECK },
-    Program { name: "tar --xattrs", mounts: Mounts::Any, work: TAR, check: TAR_CHECK },
-    Program { name: "sqlite3", mounts: Mounts::Any, work: SQLITE, check: SQLITE_CHECK },
+    Program { name: "git clone", mounts: Mounts::Any, slow: true, work: GIT, check: GIT_CHECK },
+    Program {
+        name: "python -m venv, pip install",
+        mounts: Mounts::Any,
+        slow: true,
+        work: VENV,
+        check: VENV_CHECK,
+    },
+    Program { name: "Hugging Face cache", mounts: Mounts::Any, slow: false, work: HUB, check: HUB_CHECK },
+    Program { name: "tar --xattrs", mounts: Mounts::Any, slow: false, work: TAR, check: TAR_CHECK },
+    Program { name: "sqlite3", mounts: Mounts::Any, slow: true, work: SQLITE, check: SQLITE_CHECK },
     Program {
         name: "sqlite3 with locks of the node",
         mounts: Mounts::LocalLocks,
+        slow: true,
         work: SQLITE_LOCAL,
         check: SQLITE_LOCAL_CHECK,
     },
-    Program { name: "rsync -aHAXJ", mounts: Mounts::Posix, work: RSYNC, check: RSYNC_CHECK },
+    Program { name: "rsync -aHAXJ", mounts: Mounts::Posix, slow: false, work: RSYNC, check: RSYNC_CHECK },
 ];
 
 const GIT: &str = r#"

@@ -15,7 +15,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
     let default = PROGRAMS.iter().filter(|program| program.mounts != Mounts::Posix).map(|program| {
         scenario(format!("programs: {}", program.name), move |site| run(site, program, false))
     });
-    let posix = PROGRAMS.iter().map(|program| {
+    // `./test --kubernetes` runs all of them on volumes with `posix`.
+    let posix = PROGRAMS.iter().filter(|program| !program.slow).map(|program| {
         scenario(format!("programs, posix mount: {}", program.name), move |site| run(site, program, true))
     });
     default.chain(posix).collect()
