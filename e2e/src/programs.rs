@@ -167,7 +167,25 @@ assert not [name for name in os.listdir(f"{model}/blobs") if name.endswith(".inc
 END
 "#;
 
-const TAR: &str = r#"
+/// Checksums, extended attributes and the link of a folder, so that two folders can be compared.
+macro_rules! sums {
+    () => {
+        r#"
+sums() {
+(
+    cd "$1"
+    find . -type f | LC_ALL=C sort | xargs sha256sum
+    getfattr -R -h -d -m - . | LC_ALL=C sort
+    readlink link
+)
+}
+"#
+    };
+}
+
+const TAR: &str = concat!(
+    sums!(),
+    r#"
 mkdir source
 for number in 1 2 3 4 5; do
     head -c 5000 /dev/urandom > source/$number
@@ -181,18 +199,20 @@ sleep 2
 tar --xattrs -cf "$local/archive.tar" source
 mkdir unpacked
 tar --xattrs -xf "$local/archive.tar" -C unpacked
-sums() { (cd "$1" && find . -type f | LC_ALL=C sort | xargs sha256sum; cd "$1" && getfattr -R -h -d -m - . | LC_ALL=C sort; readlink link); }
 test "$(sums "$PWD/source")" = "$(sums "$PWD/unpacked/source")"
 sums "$PWD/source" > sums
 grep -q 'user.binary=' sums
 # And the other way: from the volume again, without a difference.
 tar --xattrs -df "$local/archive.tar"
-"#;
+"#
+);
 
-const TAR_CHECK: &str = r#"
-sums() { (cd "$1" && find . -type f | LC_ALL=C sort | xargs sha256sum; cd "$1" && getfattr -R -h -d -m - . | LC_ALL=C sort; readlink link); }
+const TAR_CHECK: &str = concat!(
+    sums!(),
+    r#"
 test "$(sums "$PWD/unpacked/source")" = "$(cat sums)"
-"#;
+"#
+);
 
 /// A process that counts, so that lost transactions are noticed: BASE OPTIONS TIMES.
 macro_rules! count {

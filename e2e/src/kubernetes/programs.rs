@@ -3,10 +3,9 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
 
 use super::stage::Stage;
-use super::workload::{CLASS, claim_of, pod_with};
+use super::workload::{claim_of, create_class, pod_with};
 use crate::programs::{Mounts, PROGRAMS};
 
 /// A StorageClass with these mount options, and a claim of it. Removed when dropped.
@@ -18,10 +17,7 @@ struct Claim<'a> {
 impl<'a> Claim<'a> {
     fn new(stage: &'a Stage, options: &[&str]) -> Result<Self> {
         let claim = Self { stage, name: format!("programs-{}", options.join("-")) };
-        let mut class = stage.kubectl().get(&["storageclass", CLASS])?;
-        class["metadata"] = json!({ "name": claim.name });
-        class["mountOptions"] = json!(options);
-        stage.kubectl().apply(&class.to_string())?;
+        create_class(stage, &claim.name, options)?;
         stage.kubectl().apply(&claim_of(&claim.name, &claim.name, "512Mi"))?;
         Ok(claim)
     }

@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
 
 use super::stage::{CLUSTER, LONG, NAMESPACE, Stage};
-use super::workload::{CLASS, claim_of, mounted, pod_with, volume};
+use super::workload::{CLASS, claim_of, create_class, mounted, pod_with, volume};
 use crate::lab::Node;
 
 /// Node of the pods.
@@ -165,10 +164,7 @@ impl<'a> Caching<'a> {
     const NAME: &'static str = "caching";
 
     fn new(stage: &'a Stage) -> Result<Self> {
-        let mut class = stage.kubectl().get(&["storageclass", CLASS])?;
-        class["metadata"] = json!({ "name": Self::NAME });
-        class["mountOptions"] = json!(["actimeo=3600"]);
-        stage.kubectl().apply(&class.to_string())?;
+        create_class(stage, Self::NAME, &["actimeo=3600"])?;
         Ok(Self(stage))
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 
 use super::stage::{LONG, Stage};
 use crate::lab::Node;
@@ -35,6 +36,14 @@ spec:
 
 /// The class of the story.
 pub(super) const CLASS: &str = "forebay";
+
+/// Creates a copy of [`CLASS`] with these mount options.
+pub(super) fn create_class(stage: &Stage, name: &str, mount_options: &[&str]) -> Result<()> {
+    let mut class = stage.kubectl().get(&["storageclass", CLASS])?;
+    class["metadata"] = json!({ "name": name });
+    class["mountOptions"] = json!(mount_options);
+    stage.kubectl().apply(&class.to_string()).map(drop)
+}
 
 /// Returns the line of the cifs mount below this pod's volumes. Fails if there is none.
 pub(super) fn mounted(node: &Node, claim_volume: &str) -> Result<String> {
