@@ -14,6 +14,7 @@ use crate::site::{Mounted, Site};
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         ours("posix mount: owners, modes, links and names on two nodes", kept),
+        ours("posix mount: owners and times of links", attributes_of_links),
         ours("csi: posix mount: files of users on two nodes stay private", users),
         ours("posix mount: POSIX operations", ways),
         ours("access control lists are enforced on a mount without posix", lists),
@@ -120,6 +121,45 @@ fn compare(place: &str, found: &str) -> Result<()> {
         .collect();
     ensure!(found.trim() == EXPECTED.trim(), "{place}:\n{}\nall of it:\n{found}", differing.join("\n"));
     Ok(())
+}
+
+/// Changes the attributes of links themselves. The target keeps its own.
+const OF_LINKS: &str = r#"
+umask 022
+printf one > file; touch -d '2001-02-03 04:05:06 UTC' file
+ln -s file link; ln -s /no/such/place dangling
+for link in link dangling; do
+    chown -h 1000:1001 $link
+    touch -h -d '2020-02-03 04:05:06.123456700 UTC' $link
+done
+"#;
+
+const SHOW_LINKS: &str = r#"
+export LC_ALL=C TZ=UTC
+stat -c '%n|%F|%a|%u:%g|%y' dangling file link
+readlink dangling link
+"#;
+
+const LINKS_EXPECTED: &str = "\
+dangling|symbolic link|777|1000:1001|2020-02-03 04:05:06.123456700 +0000
+file|regular file|644|0:0|2001-02-03 04:05:06.000000000 +0000
+link|symbolic link|777|1000:1001|2020-02-03 04:05:06.123456700 +0000
+/no/such/place
+file
+";
+
+fn attributes_of_links(site: &Site) -> Result<String> {
+    let (volume, here, there) = both(site)?;
+    within(here.node(), here.path(), OF_LINKS)?;
+    here.node().run("sleep 2")?;
+    for at in [&here, &there] {
+        let found = within(at.node(), at.path(), SHOW_LINKS)?;
+        ensure!(found.trim() == LINKS_EXPECTED.trim(), "found:\n{found}\nexpected:\n{LINKS_EXPECTED}");
+    }
+    here.unmount()?;
+    there.unmount()?;
+    site.delete(&volume)?;
+    Ok("chown -h and touch -h on two nodes".into())
 }
 
 /// Read-only for everyone, in this directory and in files created in it. A separate list for the directory itself permits

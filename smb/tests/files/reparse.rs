@@ -11,10 +11,13 @@ use forebay_smb::wire::fscc::file_info::FileAttributeTagInformation;
 use forebay_smb::wire::fscc::fsctl::FsctlCode;
 use forebay_smb::wire::fscc::posix::PosixFileType;
 use forebay_smb::wire::fscc::reparse::{NfsSpecialFile, ReparseDataBuffer, ReparseTag, SymbolicLink};
+use forebay_smb::wire::fscc::security::{Ace, Acl, SecurityDescriptor, Sid};
 use forebay_smb::wire::query_directory::Flags;
 use forebay_smb::wire::{AccessMask, Command, Dialect, FileAttributes};
 
-use crate::calls::{Lab, Open, close, compound, directory, file, fsctl, list_class, query_file, write};
+use crate::calls::{
+    Lab, Open, close, compound, directory, file, fsctl, list_class, query_file, set_security, write,
+};
 use crate::support::Client;
 
 const RELATED: FileId = FileId::RELATED;
@@ -108,6 +111,47 @@ fn a_symbolic_link_is_reported_to_the_client_and_not_followed() {
     );
     let statuses: Vec<_> = answers.iter().map(|a| a.status()).collect();
     assert_eq!(statuses, [NtStatus::STOPPED_ON_SYMLINK, NtStatus::STOPPED_ON_SYMLINK]);
+}
+
+/// Linux's client resolves links itself, and opens the link without OPEN_REPARSE_POINT for `chown -h` and `touch -h`.
+#[test]
+fn posix_clients_change_the_attributes_of_a_reparse_point_itself() {
+    let mut lab = Lab::new();
+    let (mut linux, mut plain) = (lab.posix(), lab.client());
+    make(&mut plain, "link", &symlink("f"));
+    make(&mut plain, "fifo", &nfs(NfsSpecialFile::FIFO));
+    let posix = |open: Open<'static>| open.context(RequestContext::Posix { mode: 0xffff });
+    let (dac, attributes) = (AccessMask::WRITE_DAC, AccessMask::FILE_WRITE_ATTRIBUTES);
+    for name in ["link", "fifo"] {
+        let stop = match name {
+            "link" => NtStatus::STOPPED_ON_SYMLINK,
+            _ => NtStatus::IO_REPARSE_TAG_NOT_HANDLED,
+        };
+        for access in [attributes, AccessMask::READ_CONTROL, dac | AccessMask::WRITE_OWNER] {
+            let opened = posix(existing(name).access(access)).send(&mut linux).unwrap();
+            assert!(opened.reparse_point, "{name} {access:?}");
+            close(&mut linux, opened.id).unwrap();
+            assert_eq!(existing(name).access(access).send(&mut plain).err(), Some(stop), "{name} {access:?}");
+        }
+        for access in [attributes | AccessMask::FILE_READ_DATA, AccessMask::FILE_READ_ATTRIBUTES] {
+            let answer = posix(existing(name).access(access)).send(&mut linux);
+            assert_eq!(answer.err(), Some(stop), "{name} {access:?}");
+        }
+    }
+    let id = posix(existing("fifo").access(dac)).id(&mut linux);
+    let mut descriptor = Vec::new();
+    SecurityDescriptor {
+        dacl: Some(Acl {
+            acl_revision: 2,
+            aces: vec![Ace::allow(Sid::unix_mode(0o640), AccessMask::empty())],
+        }),
+        ..SecurityDescriptor::default()
+    }
+    .encode(&mut descriptor);
+    // DACL_SECURITY_INFORMATION ([MS-SMB2] 2.2.39)
+    set_security(&mut linux, id, 4, &descriptor).unwrap();
+    let opened = posix(itself(existing("fifo"))).send(&mut linux).unwrap();
+    assert_eq!(opened.posix.unwrap().2, PosixFileType::FIFO.mode(0o640));
 }
 
 #[test]

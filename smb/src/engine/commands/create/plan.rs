@@ -40,6 +40,16 @@ pub(in crate::engine::commands) const ATTRIBUTES_SETTABLE: FileAttributes = File
     .union(FileAttributes::OFFLINE)
     .union(FileAttributes::NOT_CONTENT_INDEXED);
 
+/// What Linux's client requests for the times and the owner of a file. It resolves symbolic links itself, and opens the link
+/// without FILE_OPEN_REPARSE_POINT for these.
+const OF_ATTRIBUTES: AccessMask = AccessMask(
+    AccessMask::FILE_WRITE_ATTRIBUTES.0
+        | AccessMask::READ_CONTROL.0
+        | AccessMask::WRITE_DAC.0
+        | AccessMask::WRITE_OWNER.0
+        | AccessMask::SYNCHRONIZE.0,
+);
+
 /// A valid CREATE, before its file is opened.
 pub(super) struct Plan {
     pub(super) volume: Arc<Volume>,
@@ -371,7 +381,11 @@ impl Plan {
 
     /// Whether the client requests the target of a reparse point, not the reparse point itself ([MS-FSA] 2.1.5.1).
     pub(super) fn stops_at(&self, opened: &Opened) -> bool {
-        opened.stat.reparse.is_some() && !self.options.contains(CreateOptions::OPEN_REPARSE_POINT)
+        let for_attributes =
+            self.posix && self.disposition == CreateDisposition::OPEN && OF_ATTRIBUTES.contains(self.desired);
+        opened.stat.reparse.is_some()
+            && !self.options.contains(CreateOptions::OPEN_REPARSE_POINT)
+            && !for_attributes
     }
 
     /// Whether the path may contain short names. For clients with the POSIX extensions there are none.
