@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use forebay_api::names;
-use forebay_proto::admin::{Protection, Quota};
+use forebay_proto::admin::{Protection, Quota, Root};
+use forebay_proto::root;
 
 use crate::address::{self, ServerAddress};
 use crate::error::Error;
@@ -14,9 +15,10 @@ use crate::transport::Transport;
 pub(crate) const METADATA_PREFIX: &str = "csi.storage.k8s.io/";
 
 const KNOWN: &str = "pool, quota (hard or none), protection (optional, sign or seal), transport (auto, rdma or tcp), \
-                     server, csi.storage.k8s.io/*";
+                     server, rootOwner (UID or UID:GID), rootMode (octal), csi.storage.k8s.io/*";
 const KNOWN_IN_CLUSTER: &str = "cluster, clusterNamespace, backend, quota (hard or none), protection (optional, sign or \
-                                seal), transport (auto, rdma or tcp), csi.storage.k8s.io/*";
+                                seal), transport (auto, rdma or tcp), rootOwner (UID or UID:GID), rootMode (octal), \
+                                csi.storage.k8s.io/*";
 
 /// Deployment mode: some parameters are valid in one mode only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub(crate) struct Parameters {
     pub(crate) protection: Protection,
     /// The transport of its mounts; `auto` if not specified.
     pub(crate) transport: Option<Transport>,
+    /// Owner and mode of the root of a volume that starts empty.
+    pub(crate) root: Option<Root>,
     /// Replaces the addresses that the server advertises.
     pub(crate) server: Option<Vec<ServerAddress>>,
     pub(crate) labels: BTreeMap<String, String>,
@@ -79,6 +83,22 @@ impl Parameters {
                         Some(transport.ok_or_else(|| {
                             Error::invalid("parameter transport", "must be auto, rdma or tcp")
                         })?);
+                }
+                ("rootOwner", _) => {
+                    let (uid, gid) = root::owner(value).ok_or_else(|| {
+                        Error::invalid("parameter rootOwner", "must be UID or UID:GID, by number")
+                    })?;
+                    let root = parameters.root.get_or_insert_default();
+                    (root.uid, root.gid) = (Some(uid), gid);
+                }
+                ("rootMode", _) => {
+                    let mode = root::mode(value).ok_or_else(|| {
+                        Error::invalid(
+                            "parameter rootMode",
+                            "must be octal, at most 7777: quote it, such as \"0750\"",
+                        )
+                    })?;
+                    parameters.root.get_or_insert_default().mode = Some(mode);
                 }
                 ("server", OneServer) => {
                     parameters.server = Some(address::parse_list("parameter server", value)?);
@@ -166,6 +186,8 @@ mod tests {
             ("protection", "seal"),
             ("transport", "tcp"),
             ("server", "a:1,b"),
+            ("rootOwner", "1000:100"),
+            ("rootMode", "01770"),
             ("csi.storage.k8s.io/pvc/name", "data"),
         ])
         .expect("known");
@@ -173,6 +195,9 @@ mod tests {
         assert_eq!((parameters.quota, parameters.protection), (Quota::None, Protection::Seal));
         assert_eq!(parameters.transport, Some(Transport::Tcp));
         assert_eq!(parameters.server.expect("given").len(), 2);
+        assert_eq!(parameters.root, Some(Root { uid: Some(1000), gid: Some(100), mode: Some(0o1770) }));
+        let owner = parse(&[("rootOwner", "7")]).expect("known").root;
+        assert_eq!(owner, Some(Root { uid: Some(7), gid: None, mode: None }));
         assert_eq!(parameters.labels["csi.storage.k8s.io/pvc/name"], "data");
         assert_eq!(parse(&[]).expect("nothing to refuse"), Parameters::default());
     }
@@ -195,6 +220,16 @@ mod tests {
             ("protection", "SEAL"),
             ("transport", "RDMA"),
             ("server", "a/b"),
+            ("rootOwner", ""),
+            ("rootOwner", "root"),
+            ("rootOwner", "+1"),
+            ("rootOwner", "1:"),
+            ("rootOwner", "1:2:3"),
+            ("rootOwner", "4294967295"),
+            ("rootMode", ""),
+            ("rootMode", "0o750"),
+            ("rootMode", "10000"),
+            ("rootMode", "888"),
             ("csi.storage.k8s.io/pvc/name", &*long),
         ] {
             let status = tonic::Status::from(parse(&[pair]).expect_err(pair.0));

@@ -12,6 +12,7 @@ use std::fmt;
 use zeroize::Zeroize;
 
 mod pool;
+pub mod root;
 
 /// `csi.v1`, the Container Storage Interface 1.12.
 #[rustfmt::skip]

@@ -21,7 +21,7 @@ use crate::life::Life;
 use crate::limits::{LIST_PAGE_MAX, NAMESPACE_UNCONFIRMED_TOLD};
 use crate::qos::{Priority, Qos};
 use crate::tls::AdminClientName;
-use crate::volume::{Credential, Protection, Quota, Source};
+use crate::volume::{Credential, Protection, Quota, Root, Source};
 
 /// The parts of the daemon that the admin API uses.
 #[derive(Clone)]
@@ -240,6 +240,7 @@ impl AdminService {
             qos: Some(shown_qos(record.qos)),
             source_snapshot_id,
             source_volume_id,
+            root: record.root.map(|root| api::Root { uid: root.uid, gid: root.gid, mode: root.mode }),
         }
     }
 }
@@ -313,6 +314,7 @@ impl Admin for AdminService {
                 quota: quota_of(request.quota)?,
                 protection: protection_of(request.protection)?,
                 labels: request.labels.into_iter().collect::<BTreeMap<_, _>>(),
+                root: request.root.map(|root| Root { uid: root.uid, gid: root.gid, mode: root.mode }),
             };
             let found = this.catalog.create(&wish)?;
             Ok(api::CreateVolumeResponse { volume: Some(this.volume(found)) })

@@ -21,7 +21,7 @@ use crate::limits::{
 use crate::metrics::{PoolSpace, VolumeFigures};
 use crate::pool::{Pool, PoolError, Unserved, empty, keep_reserve};
 use crate::qos::Qos;
-use crate::volume::{Credential, Phase, Protection, Quota, Record, Source};
+use crate::volume::{Credential, Phase, Protection, Quota, Record, Root, Source};
 
 /// Labels by which the CSI provisioner names the claim that a volume is made for (`--extra-create-metadata`).
 const CLAIM: &str = "csi.storage.k8s.io/pvc/name";
@@ -60,7 +60,9 @@ pub enum CatalogError {
 impl From<PoolError> for CatalogError {
     fn from(error: PoolError) -> Self {
         match error {
-            PoolError::NoQuota { .. } | PoolError::Orphan { .. } => Self::Precondition(error.to_string()),
+            PoolError::NoQuota { .. } | PoolError::NoChown { .. } | PoolError::Orphan { .. } => {
+                Self::Precondition(error.to_string())
+            }
             error => Self::Pool(error),
         }
     }
@@ -85,6 +87,8 @@ pub struct Wish {
     pub labels: BTreeMap<String, String>,
     /// The source of its data; `None` makes an empty volume.
     pub source: Option<Source>,
+    /// Owner and mode of its root. Must be `None` if there is a source.
+    pub root: Option<Root>,
 }
 
 /// An existing volume.
@@ -181,6 +185,12 @@ impl Wish {
         {
             return invalid(format!("capacity_bytes must be from {VOLUME_BYTES_MIN} to {VOLUME_BYTES_MAX}"));
         }
+        if let Some(root) = self.root {
+            root.check().or_else(|reason| invalid(reason.to_owned()))?;
+            if self.source.is_some() {
+                return invalid("root must be absent: a copy has the root of its source".to_owned());
+            }
+        }
         check_labels(&self.labels)
     }
 
@@ -200,6 +210,7 @@ impl Wish {
             serial: u32::from_le_bytes(serial),
             qos: Qos::default(),
             source: self.source.clone(),
+            root: self.root,
             phase: Phase::Ready,
         }
     }
@@ -218,6 +229,7 @@ impl Wish {
             () if !credential => Err("credentials"),
             () if self.labels != found.labels => Err("labels"),
             () if self.source != found.source => Err("source"),
+            () if self.root.is_some() && self.root != found.root => Err("root"),
             () => Ok(()),
         }
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use forebay_proto::admin::admin_client::AdminClient;
 use forebay_proto::admin::{self as api};
+use forebay_proto::root;
 use tonic::transport::{Channel, Endpoint};
 use zeroize::Zeroizing;
 
@@ -181,6 +182,13 @@ enum VolumeCommand {
         /// Create it with the current contents of this volume. Default: an empty volume.
         #[arg(long, value_name = "ID")]
         from_volume: Option<String>,
+        /// Owner of an empty volume's root, by number. Clients with the POSIX extensions enforce it. Default: the server's user
+        /// and group.
+        #[arg(long, value_name = "UID[:GID]", value_parser = root_owner, conflicts_with_all = ["from_snapshot", "from_volume"])]
+        root_owner: Option<(u32, Option<u32>)>,
+        /// Permission bits of an empty volume's root, in octal. Default: 0777.
+        #[arg(long, value_name = "MODE", value_parser = root_mode, conflicts_with_all = ["from_snapshot", "from_volume"])]
+        root_mode: Option<u32>,
         #[command(flatten)]
         credentials: CredentialArgs,
         #[command(flatten)]
@@ -463,6 +471,14 @@ fn ask(command: Command) -> anyhow::Result<()> {
     })
 }
 
+fn root_owner(text: &str) -> Result<(u32, Option<u32>), String> {
+    root::owner(text).ok_or_else(|| "must be UID or UID:GID, by number".to_owned())
+}
+
+fn root_mode(text: &str) -> Result<u32, String> {
+    root::mode(text).ok_or_else(|| "must be octal, at most 7777".to_owned())
+}
+
 async fn volume(command: VolumeCommand) -> anyhow::Result<()> {
     let shown = match command {
         VolumeCommand::Create {
@@ -473,6 +489,8 @@ async fn volume(command: VolumeCommand) -> anyhow::Result<()> {
             protection,
             from_snapshot,
             from_volume,
+            root_owner,
+            root_mode,
             credentials: who,
             admin,
         } => {
@@ -494,6 +512,11 @@ async fn volume(command: VolumeCommand) -> anyhow::Result<()> {
                 labels: Default::default(),
                 source_snapshot_id: from_snapshot.unwrap_or_default(),
                 source_volume_id: from_volume.unwrap_or_default(),
+                root: (root_owner.is_some() || root_mode.is_some()).then(|| api::Root {
+                    uid: root_owner.map(|(uid, _)| uid),
+                    gid: root_owner.and_then(|(_, gid)| gid),
+                    mode: root_mode,
+                }),
             };
             connect(&admin).await?.create_volume(request).await.map_err(plain)?.into_inner().volume
         }

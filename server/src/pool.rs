@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use forebay_smb::engine::Predecessor;
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{FlockOperation, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
 pub use self::copy::{Copied, CopyError, copy_tree};
@@ -368,9 +368,17 @@ impl Pool {
     fn furnish(&self, path: &Path, record: &mut Record, limit_bytes: u64) -> Result<(), PoolError> {
         let directory =
             std::fs::File::open(path).map_err(|e| self.io("opening the volume's directory", e))?;
-        // Every user has full access, as in the root of a fresh disk: the credentials control access, and only the server's
-        // user can traverse the directories above.
-        let mode = Mode::from_raw_mode(0o777);
+        let root = record.root.unwrap_or_default();
+        if root.uid.is_some() || root.gid.is_some() {
+            let (uid, gid) = (root.uid.map(Uid::from_raw), root.gid.map(Gid::from_raw));
+            rustix::fs::fchown(&directory, uid, gid).map_err(|errno| match errno {
+                Errno::PERM => PoolError::NoChown { pool: self.name.clone() },
+                errno => self.io("setting the volume's owner", errno.into()),
+            })?;
+        }
+        // By default every user has full access, as in the root of a fresh disk: the credentials control access, and only the
+        // server's user can traverse the directories above.
+        let mode = Mode::from_raw_mode(root.mode.unwrap_or(0o777));
         rustix::fs::fchmod(&directory, mode).map_err(|e| self.io("setting the volume's mode", e.into()))?;
         if record.quota == Quota::Hard {
             let project = self.free_project()?;

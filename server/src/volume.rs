@@ -86,6 +86,35 @@ pub enum Source {
     Volume(String),
 }
 
+/// Owner and mode that were requested for the root of an empty volume. What is `None` is the server's choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Root {
+    /// Owner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// Group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gid: Option<u32>,
+    /// Permission bits, at most 0o7777.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<u32>,
+}
+
+impl Root {
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(self) -> Result<(), &'static str> {
+        // All ones mean no change for chown(2).
+        if [self.uid, self.gid].contains(&Some(u32::MAX)) {
+            return Err("root: 4294967295 is no uid and no gid");
+        }
+        if self.mode.is_some_and(|mode| mode > 0o7777) {
+            return Err("root: the mode must be at most 07777");
+        }
+        Ok(())
+    }
+}
+
 /// A user of one volume. The hashes are equivalent to passwords: never printed, and stored only in files of mode 0600.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
@@ -132,6 +161,8 @@ pub struct Record {
     pub qos: Qos,
     /// The source that it was made from; `None` if it began empty.
     pub source: Option<Source>,
+    /// What was requested for its root.
+    pub root: Option<Root>,
     /// Its current phase.
     pub phase: Phase,
 }
@@ -155,6 +186,8 @@ struct Stored {
     qos: Qos,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     source: Option<Source>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    root: Option<Root>,
     #[serde(default)]
     deleting: bool,
 }
@@ -231,6 +264,7 @@ impl Record {
             serial: stored.serial,
             qos: stored.qos,
             source: stored.source,
+            root: stored.root,
             phase: Phase::stored(stored.deleting),
         })
     }
@@ -262,6 +296,7 @@ impl Record {
             serial: self.serial,
             qos: self.qos,
             source: self.source.clone(),
+            root: self.root,
             deleting: self.phase.is_to_go(),
         };
         let mut bytes = Zeroizing::new(serde_json::to_vec_pretty(&stored).map_err(|e| io(e.into()))?);
@@ -323,6 +358,7 @@ mod tests {
             serial: 0x1234_5678,
             qos: Qos { operations_per_second: 500, priority: Priority::Low, ..Qos::default() },
             source: Some(Source::Snapshot("s-1".to_owned())),
+            root: Some(Root { uid: Some(1000), gid: None, mode: Some(0o1770) }),
             phase: Phase::Ready,
         }
     }

@@ -5,6 +5,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use forebay_proto::admin as api;
 use forebay_smb::status::NtStatus;
@@ -298,6 +299,40 @@ fn volume_credentials_grant_access_only_to_their_volume() {
 }
 
 #[test]
+fn root_of_a_volume_gets_the_requested_owner_and_mode() {
+    let place = Place::new("auto");
+    let mut daemon = place.start();
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let root = api::Root { uid: Some(uid), gid: Some(gid), mode: Some(0o1750) };
+    let wish = api::CreateVolumeRequest { root: Some(root), ..request("v") };
+    assert_eq!(daemon.create(wish.clone()).unwrap().root, Some(root));
+    let stat = || std::fs::metadata(place.pool().join("volumes/v")).unwrap();
+    assert_eq!((stat().uid(), stat().gid(), stat().mode() & 0o7777), (uid, gid, 0o1750));
+    // The same parameters are remembered, also by the next start, and set only once.
+    std::fs::set_permissions(place.pool().join("volumes/v"), std::fs::Permissions::from_mode(0o700)).unwrap();
+    daemon.kill();
+    let mut daemon = place.start();
+    assert_eq!(daemon.create(wish.clone()).unwrap().root, Some(root));
+    assert_eq!(stat().mode() & 0o7777, 0o700);
+    let other = api::Root { mode: Some(0o700), ..root };
+    let refused = daemon.create(api::CreateVolumeRequest { root: Some(other), ..wish }).unwrap_err();
+    assert_eq!(refused.code(), Code::AlreadyExists);
+    // Another owner needs a privilege.
+    let other = api::CreateVolumeRequest {
+        root: Some(api::Root { uid: Some(uid + 1), ..Default::default() }),
+        ..request("w")
+    };
+    match daemon.create(other) {
+        Ok(_) => assert_eq!(std::fs::metadata(place.pool().join("volumes/w")).unwrap().uid(), uid + 1),
+        Err(refused) => {
+            assert_eq!(refused.code(), Code::FailedPrecondition);
+            assert!(refused.message().contains("CAP_CHOWN"), "{refused}");
+            assert!(!place.pool().join("volumes/w").exists());
+        }
+    }
+}
+
+#[test]
 fn admin_api_returns_the_expected_status_codes() {
     let place = Place::new("auto");
     let mut daemon = place.start();
@@ -311,7 +346,7 @@ fn admin_api_returns_the_expected_status_codes() {
     let exists = code(&|w| w.capacity_bytes += 1).unwrap_err();
     assert!(exists.0 == Code::AlreadyExists && exists.1.contains("capacity_bytes"), "{exists:?}");
     type Change = &'static dyn Fn(&mut api::CreateVolumeRequest);
-    let wrong: [(Code, &str, Change); 12] = [
+    let wrong: [(Code, &str, Change); 15] = [
         (Code::AlreadyExists, "credentials", &|w| {
             w.credentials.as_mut().unwrap().password = "12345678".to_owned()
         }),
@@ -333,6 +368,15 @@ fn admin_api_returns_the_expected_status_codes() {
             *w = request("w");
             w.quota = api::Quota::Hard.into();
         }),
+        (Code::InvalidArgument, "root", &|w| {
+            *w = request("w");
+            w.root = Some(api::Root { mode: Some(0o10000), ..Default::default() });
+        }),
+        (Code::InvalidArgument, "root", &|w| {
+            *w = request("w");
+            w.root = Some(api::Root { gid: Some(u32::MAX), ..Default::default() });
+        }),
+        (Code::AlreadyExists, "root", &|w| w.root = Some(api::Root::default())),
     ];
     for (expected, about, change) in wrong {
         let (code, message) = code(change).unwrap_err();

@@ -131,6 +131,14 @@ fn snapshot_keeps_its_data_and_volumes_are_created_from_it() {
         let both = api::CreateVolumeRequest { source_volume_id: "v".to_owned(), ..of_snapshot("x", "s1") };
         assert_eq!(daemon.create(both).unwrap_err().code(), Code::InvalidArgument);
 
+        let root = Some(api::Root { mode: Some(0o755), ..api::Root::default() });
+        let owned = api::CreateVolumeRequest { root, ..of_snapshot("x", "s1") };
+        assert_eq!(
+            daemon.create(owned).unwrap_err().code(),
+            Code::InvalidArgument,
+            "a copy has the root of its source"
+        );
+
         // The snapshot outlives its volume and the server, and is not a volume.
         delete_volume(&mut daemon, "v").unwrap();
         assert_eq!(snapshot(&mut daemon, "s2", "v").unwrap_err().code(), Code::NotFound);

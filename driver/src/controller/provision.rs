@@ -292,11 +292,13 @@ impl Order {
                     labels: existing.labels,
                     source_snapshot_id: source.0,
                     source_volume_id: source.1,
+                    root: existing.root,
                 }
             }
             None => {
                 let size_bytes = self.capacity.size_bytes()?;
-                let (source_snapshot_id, source_volume_id) = wanted.clone();
+                let (source_snapshot_id, source_volume_id) = wanted;
+                let root = self.root();
                 let mut labels: HashMap<String, String> =
                     self.parameters.labels.clone().into_iter().collect();
                 labels.insert(LABEL_NAME.into(), self.name.clone());
@@ -317,20 +319,21 @@ impl Order {
                     labels,
                     source_snapshot_id,
                     source_volume_id,
+                    root,
                 }
             }
         };
         let made = home.admin.create(desired).await;
         if let Ok(volume) = &made
-            && (&volume.source_snapshot_id, &volume.source_volume_id) != (&wanted.0, &wanted.1)
+            && let Some(missing) = self.ignored(volume)
         {
-            // It would be mistaken for a copy, although it is empty.
+            // It would be mistaken for a copy, although it is empty, or its pods could not write.
             if !is_there {
                 home.admin.delete(&self.share).await?;
             }
-            return Err(Error::Refused(
-                "the server is older than the driver and cannot create volumes from snapshots or volumes: upgrade it".into(),
-            ));
+            return Err(Error::Refused(format!(
+                "the server is older than the driver and cannot {missing}: upgrade it"
+            )));
         }
         match made {
             // All other properties were compared above.
@@ -339,6 +342,23 @@ impl Order {
             }
             other => other,
         }
+    }
+
+    /// What a server that is older than the driver ignored in the request for `made`.
+    fn ignored(&self, made: &Volume) -> Option<&'static str> {
+        let source = (made.source_snapshot_id.clone(), made.source_volume_id.clone());
+        match () {
+            () if source != self.source_ids() => Some("create volumes from snapshots or volumes"),
+            () if self.root().is_some_and(|root| made.root != Some(root)) => {
+                Some("set the owner of a volume's root")
+            }
+            () => None,
+        }
+    }
+
+    /// The owner and mode of the root. A copy has those of its source.
+    fn root(&self) -> Option<admin::Root> {
+        self.parameters.root.filter(|_| self.source.is_none())
     }
 
     fn source_ids(&self) -> (String, String) {

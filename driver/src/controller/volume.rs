@@ -78,6 +78,10 @@ pub(super) fn check_parameters(existing: &Volume, parameters: &Parameters) -> Re
     if parameters.transport.is_some_and(|t| t != transport(existing)) {
         return exists("transport");
     }
+    let is_copy = !existing.source_snapshot_id.is_empty() || !existing.source_volume_id.is_empty();
+    if parameters.root.is_some_and(|root| !is_copy && existing.root != Some(root)) {
+        return exists("rootOwner or rootMode");
+    }
     let servers = parameters.server.as_deref().map(address::format_list);
     if servers.is_some() && servers.as_ref() != existing.labels.get(LABEL_SERVER) {
         return exists("server");

@@ -134,6 +134,7 @@ impl Admin for Peer {
             labels: request.labels,
             source_snapshot_id: request.source_snapshot_id,
             source_volume_id: request.source_volume_id,
+            root: request.root,
             ..Default::default()
         };
         volumes.insert(request.volume_id, (volume.clone(), credentials.password.clone()));

@@ -106,6 +106,7 @@ impl World {
     pub async fn check_guarantees(mut self) {
         self.create_is_idempotent().await;
         self.create_refuses_other_parameters_for_a_name().await;
+        self.root_has_the_mode_of_the_class().await;
         self.unusual_names_become_hashed_ids().await;
         self.validation_and_get().await;
         self.expansion().await;
@@ -166,13 +167,14 @@ impl World {
 
     async fn create_refuses_other_parameters_for_a_name(&mut self) {
         type Change = fn(&mut CreateVolumeRequest);
-        let changes: [(&str, Change); 8] = [
+        let changes: [(&str, Change); 9] = [
             ("capacity", |r| r.capacity_range = range(65 * MIB, 0)),
             ("capacity", |r| r.capacity_range = range(MIB, 63 * MIB)),
             ("pool", |r| r.parameters = map(&[("pool", "another")])),
             ("protection", |r| r.parameters = map(&[("protection", "optional")])),
             ("transport", |r| r.parameters = map(&[("transport", "auto")])),
             ("server", |r| r.parameters = map(&[("server", "10.9.8.7")])),
+            ("rootMode", |r| r.parameters = map(&[("rootMode", "0750")])),
             ("username", |r| r.secrets = map(&[("username", "u2"), ("password", PASSWORD)])),
             ("password", |r| r.secrets = map(&[("password", "wrong-horse")])),
         ];
@@ -191,6 +193,19 @@ impl World {
             let status = self.create(create("pvc-9", 1 << 60)).await.expect_err("an exbibyte");
             assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
         }
+    }
+
+    async fn root_has_the_mode_of_the_class(&mut self) {
+        let with = |mode| {
+            let mut request = create("pvc-root", 64 * MIB);
+            request.parameters = map(&[("rootMode", mode)]);
+            request
+        };
+        let volume = self.create(with("1750")).await.unwrap();
+        assert_eq!(self.create(with("01750")).await.unwrap(), volume, "a second time");
+        assert_eq!(self.create(with("0750")).await.unwrap_err().code(), Code::AlreadyExists);
+        assert_eq!(self.create(with("rwx")).await.unwrap_err().code(), Code::InvalidArgument);
+        assert_eq!(self.delete(&volume.volume_id).await, Code::Ok);
     }
 
     async fn unusual_names_become_hashed_ids(&mut self) {

@@ -15,9 +15,9 @@ struct Claim<'a> {
 }
 
 impl<'a> Claim<'a> {
-    fn new(stage: &'a Stage, options: &[&str]) -> Result<Self> {
+    fn new(stage: &'a Stage, options: &[&str], parameters: &[(&str, &str)]) -> Result<Self> {
         let claim = Self { stage, name: format!("programs-{}", options.join("-")) };
-        create_class(stage, &claim.name, options)?;
+        create_class(stage, &claim.name, options, parameters)?;
         stage.kubectl().apply(&claim_of(&claim.name, &claim.name, "512Mi"))?;
         Ok(claim)
     }
@@ -92,10 +92,11 @@ pub(super) fn programs(stage: &Stage) -> Result<String> {
     let started = Instant::now();
     let mut notes = Vec::new();
     for (options, local_locks) in [(&["posix"][..], false), (&["posix", "nobrl"], true)] {
-        let claim = Claim::new(stage, options)?;
         // New directories belong to the owner of the directory that contains them.
-        claim.pod("programs-root", "compute1", ROOT)?.run("chown 1000:1000 /data; chmod 755 /data")?;
+        let claim = Claim::new(stage, options, &[("rootOwner", "1000:1000"), ("rootMode", "0755")])?;
         let here = claim.pod("programs-here", "compute1", USER)?;
+        let root = here.run("stat -c %u:%g:%a /data")?;
+        ensure!(root.trim() == "1000:1000:755", "the volume's root: {root}");
         let there = claim.pod("programs-there", "compute2", USER)?;
         let chosen = PROGRAMS.iter().filter(|program| (program.mounts == Mounts::LocalLocks) == local_locks);
         for (number, program) in chosen.enumerate() {
@@ -113,7 +114,7 @@ pub(super) fn programs(stage: &Stage) -> Result<String> {
 
 /// Files of two users on one volume, and changes of owner and mode that the other node sees.
 pub(super) fn owners(stage: &Stage) -> Result<String> {
-    let claim = Claim::new(stage, &["posix"])?;
+    let claim = Claim::new(stage, &["posix"], &[])?;
     let root = claim.pod("owners-root", "compute1", ROOT)?;
     root.run("chmod 1777 /data")?;
     let one = claim.pod("owners-one", "compute1", USER)?;

@@ -164,7 +164,7 @@ impl<'a> Caching<'a> {
     const NAME: &'static str = "caching";
 
     fn new(stage: &'a Stage) -> Result<Self> {
-        create_class(stage, Self::NAME, &["actimeo=3600"])?;
+        create_class(stage, Self::NAME, &["actimeo=3600"], &[])?;
         Ok(Self(stage))
     }
 }

@@ -37,11 +37,19 @@ spec:
 /// The class of the story.
 pub(super) const CLASS: &str = "forebay";
 
-/// Creates a copy of [`CLASS`] with these mount options.
-pub(super) fn create_class(stage: &Stage, name: &str, mount_options: &[&str]) -> Result<()> {
+/// Creates a copy of [`CLASS`] with these mount options and further parameters.
+pub(super) fn create_class(
+    stage: &Stage,
+    name: &str,
+    mount_options: &[&str],
+    parameters: &[(&str, &str)],
+) -> Result<()> {
     let mut class = stage.kubectl().get(&["storageclass", CLASS])?;
     class["metadata"] = json!({ "name": name });
     class["mountOptions"] = json!(mount_options);
+    for (key, value) in parameters {
+        class["parameters"][key] = json!(value);
+    }
     stage.kubectl().apply(&class.to_string()).map(drop)
 }
 

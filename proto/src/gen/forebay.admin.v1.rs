@@ -125,6 +125,22 @@ pub struct Volume {
     pub source_snapshot_id: ::prost::alloc::string::String,
     #[prost(string, tag = "16")]
     pub source_volume_id: ::prost::alloc::string::String,
+    /// What CreateVolume requested. Absent if nothing, and from servers without this
+    /// field.
+    #[prost(message, optional, tag = "17")]
+    pub root: ::core::option::Option<Root>,
+}
+/// Owner and mode of a volume's root directory. What is absent is the server's
+/// choice: its own user and group, and 0777.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Root {
+    #[prost(uint32, optional, tag = "1")]
+    pub uid: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "2")]
+    pub gid: ::core::option::Option<u32>,
+    /// Permission bits, at most 07777.
+    #[prost(uint32, optional, tag = "3")]
+    pub mode: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateVolumeRequest {
@@ -152,6 +168,11 @@ pub struct CreateVolumeRequest {
     pub source_snapshot_id: ::prost::alloc::string::String,
     #[prost(string, tag = "9")]
     pub source_volume_id: ::prost::alloc::string::String,
+    /// Owner and mode of the root of an empty volume. INVALID_ARGUMENT with a
+    /// source: a copy has the root of its source. FAILED_PRECONDITION: the server
+    /// cannot change owners (it lacks CAP_CHOWN).
+    #[prost(message, optional, tag = "10")]
+    pub root: ::core::option::Option<Root>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateVolumeResponse {

@@ -66,6 +66,14 @@ pub enum PoolError {
         /// Directory.
         path: PathBuf,
     },
+    /// An owner was requested for a volume's root, but the server cannot change owners.
+    #[error(
+        "pool {pool}: the server cannot change the owner of files: run it with CAP_CHOWN, or request no owner for the root"
+    )]
+    NoChown {
+        /// Name.
+        pool: String,
+    },
     /// Data exists at the path of a new volume.
     #[error("pool {pool}: {path} holds data without a record: move it away or restore the record")]
     Orphan {

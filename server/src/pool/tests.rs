@@ -34,6 +34,7 @@ fn record(id: &str, quota: Quota) -> Record {
         serial: 1,
         qos: Qos::default(),
         source: None,
+        root: None,
         phase: Phase::Ready,
     }
 }
