@@ -369,13 +369,6 @@ impl Pool {
         let directory =
             std::fs::File::open(path).map_err(|e| self.io("opening the volume's directory", e))?;
         let root = record.root.unwrap_or_default();
-        if root.uid.is_some() || root.gid.is_some() {
-            let (uid, gid) = (root.uid.map(Uid::from_raw), root.gid.map(Gid::from_raw));
-            rustix::fs::fchown(&directory, uid, gid).map_err(|errno| match errno {
-                Errno::PERM => PoolError::NoChown { pool: self.name.clone() },
-                errno => self.io("setting the volume's owner", errno.into()),
-            })?;
-        }
         // By default every user has full access, as in the root of a fresh disk: the credentials control access, and only the
         // server's user can traverse the directories above.
         let mode = Mode::from_raw_mode(root.mode.unwrap_or(0o777));
@@ -386,6 +379,14 @@ impl Pool {
             quota::set_limit(self.directory.as_fd(), project, limit_bytes)
                 .and_then(|()| quota::assign(directory.as_fd(), project))
                 .map_err(|e| self.io("setting the volume's quota", e.into()))?;
+        }
+        // Last: mode and project of another user's directory need CAP_FOWNER.
+        if root.uid.is_some() || root.gid.is_some() {
+            let (uid, gid) = (root.uid.map(Uid::from_raw), root.gid.map(Gid::from_raw));
+            rustix::fs::fchown(&directory, uid, gid).map_err(|errno| match errno {
+                Errno::PERM => PoolError::NoChown { pool: self.name.clone() },
+                errno => self.io("setting the volume's owner", errno.into()),
+            })?;
         }
         directory
             .sync_all()

@@ -97,7 +97,8 @@ pub(super) fn disturbed(site: &Site, given_up: usize, disturb: &dyn Fn() -> Resu
     for round in 1..=ROUNDS {
         reach(&mut writer, "files are synced", "synced", round * FILES_PER_ROUND)?;
         for reader in &mut readers {
-            reach(reader, "the data set is verified", "verified", round)?;
+            reach(reader, "the data set is verified", "verified", round)
+                .with_context(|| given_up::state(site.node(TWO)))?;
         }
         disturb().with_context(|| format!("round {round}"))?;
     }

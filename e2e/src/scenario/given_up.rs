@@ -14,13 +14,28 @@ pub(super) const EAGAIN: &str = "Resource temporarily unavailable";
 
 const WATCH: &str = "cd /sys/kernel/tracing 2>/dev/null && [ -e trace ] || mount -t tracefs tracefs /sys/kernel/tracing; \
      modprobe -a netfs cifs; cd /sys/kernel/tracing; echo > trace; \
-     echo 1 > events/netfs/netfs_failure/enable; echo 1 > events/cifs/smb3_cmd_err/enable; echo 1 > tracing_on";
+     echo 1 > events/netfs/netfs_failure/enable; echo 1 > tracing_on; \
+     for event in cmd_err open_err exit_err reconnect reconnect_detected; do echo 1 > events/cifs/smb3_$event/enable; done";
 const ENDED: &str = "grep 'netfs_failure: .* e=-11$' /sys/kernel/tracing/trace || true";
 const ANSWERED: &str = "grep 'smb3_cmd_err: .* cmd=[89] .* rc=-11$' /sys/kernel/tracing/trace || true";
 
 /// Makes the client's kernel trace them from now on.
 pub(super) fn watch(client: &Node) -> Result<()> {
     client.run(WATCH).map(drop)
+}
+
+/// Requests that the client waits for, errors that its kernel traced, its last messages, and the kernel's stacks of processes
+/// that wait.
+const STATE: &str = "date +%T; cat /proc/fs/cifs/DebugData; grep -v '^#' /sys/kernel/tracing/trace | tail -n 40; dmesg | tail -n 20
+     for task in /proc/[0-9]*/task/[0-9]*; do
+         grep -q cifs $task/stack 2> /dev/null || grep -q netfs $task/stack 2> /dev/null || continue
+         echo \"$task $(cat $task/comm):\"; cat $task/stack
+     done";
+
+/// What the client's kernel is doing, for the message of a test that failed.
+pub(super) fn state(client: &Node) -> String {
+    let shown = client.run(STATE).unwrap_or_else(|error| format!("{error:#}"));
+    format!("{}'s kernel:\n{shown}", client.name())
 }
 
 /// What the client's kernel has traced since then.

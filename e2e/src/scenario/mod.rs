@@ -196,6 +196,9 @@ fn run_in(lab: Lab, kind: Kind, up: &str, scenarios: &[&Scenario], table: &mut T
         if table.run(&scenario.name, || run(&site)).is_none() {
             site.lab().check()?;
             say(format!("the server's log ends with:\n{}", site.server_log()));
+            for node in [ONE, TWO] {
+                say(given_up::state(site.node(node)));
+            }
         }
     }
     Ok(())
