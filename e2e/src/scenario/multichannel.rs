@@ -77,6 +77,8 @@ fn four(site: &Site) -> Result<String> {
 
 /// Number of connections that are cut.
 const CUTS: usize = 4;
+/// Number of names of passes. A pass uses the files of an earlier one.
+const NAMES: usize = 3;
 
 /// Number of passes that fio completed, and number that an EAGAIN from the client's own kernel stopped.
 #[derive(Default)]
@@ -89,7 +91,7 @@ impl Passes {
     /// Runs one more pass. Returns whether it completed.
     fn run(&mut self, client: &Node, mounted: &Mounted<'_>, deadline: Duration) -> Result<bool> {
         given_up::watch(client)?;
-        let name = format!("pass{}", (self.whole + self.given_up) % 3);
+        let name = format!("pass{}", (self.whole + self.given_up) % NAMES);
         let Err(error) = client.run_within(&fio(mounted, &name), deadline) else {
             self.whole += 1;
             return Ok(true);
@@ -116,6 +118,13 @@ impl std::fmt::Display for Passes {
     }
 }
 
+/// The data files of all passes. Linux's client (7.2: cifs_set_ops) fails an O_DIRECT open of a file that it does not know
+/// yet with EINVAL while its first connection is down: it believes that the server's READs are smaller than a page.
+fn create_files(client: &Node, mounted: &Mounted<'_>) -> Result<()> {
+    let names = (0..NAMES).flat_map(|pass| (0..4).map(move |job| format!("pass{pass}.{job}.0")));
+    client.run(&format!("cd {} && touch {}", mounted.path(), names.collect::<Vec<_>>().join(" "))).map(drop)
+}
+
 /// Runs fio repeatedly until `enough` is set, and then until one more pass completes.
 fn load(client: &Node, mounted: &Mounted<'_>, enough: &AtomicBool) -> Result<Passes> {
     let mut passes = Passes::default();
@@ -133,6 +142,7 @@ fn load(client: &Node, mounted: &Mounted<'_>, enough: &AtomicBool) -> Result<Pas
 fn cut(site: &Site) -> Result<String> {
     let client = site.node(ONE);
     let (volume, mounted) = mount(site, client)?;
+    create_files(client, &mounted)?;
     let enough = AtomicBool::new(false);
     let passes = std::thread::scope(|scope| -> Result<Passes> {
         let load = scope.spawn(|| load(client, &mounted, &enough));
@@ -193,6 +203,7 @@ fn changed(site: &Site) -> Result<String> {
     // A removed address answers nothing: the client gives up its connections after three echoes.
     let options = [("multichannel", ""), ("max_channels", "4"), ("echo_interval", "3")];
     let mounted = site.mount(client, &volume, &options)?;
+    create_files(client, &mounted)?;
     let to = |address: &str| -> Result<usize> {
         Ok(client.run(&format!("ss -tnHO state established dst {address}:445 | wc -l"))?.trim().parse()?)
     };

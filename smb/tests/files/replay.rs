@@ -73,13 +73,32 @@ fn a_create_in_flight_is_neither_repeated_nor_lost() {
     // A CREATE that failed can be retried.
     assert_eq!(make(&mut b, &new()), Err(NtStatus::OBJECT_NAME_COLLISION));
     assert_eq!(again(&mut b, &new()), Err(NtStatus::OBJECT_NAME_COLLISION));
-    // A CREATE that lost its connection midway left nothing behind.
-    let new = Open { name: "lost", ..new() };
-    let op = a.begin(Command::CREATE, &new.body());
+    // A CREATE completes after the loss of its connection: its file neither disappears nor is delete-pending for the replay.
+    let lost = Open { name: "lost", ..new() };
+    let op = a.begin(Command::CREATE, &lost.body());
+    // Without a CreateGuid, no client can find the open.
+    let unnamed = file("unnamed").disposition(CreateDisposition::CREATE);
+    let unnamed_op = a.begin(Command::CREATE, &unnamed.body());
     a.disconnect();
-    assert_eq!(again(&mut b, &new), Err(NtStatus::FILE_NOT_AVAILABLE));
+    assert_eq!(again(&mut b, &lost), Err(NtStatus::FILE_NOT_AVAILABLE));
     a.finish(op);
-    assert_eq!(again(&mut b, &new).unwrap().action, CreateAction::CREATED);
+    a.finish(unnamed_op);
+    assert_eq!(lab.server.open_infos(None).len(), 1);
+    let first = again(&mut b, &lost).unwrap();
+    assert_eq!(first.action, CreateAction::CREATED);
+    assert_eq!(again(&mut b, &lost).unwrap(), first);
+    assert_eq!(make(&mut b, &unnamed).unwrap().action, CreateAction::CREATED);
+    // If the connection was the last of the session, the CREATE leaves nothing behind.
+    let next = || {
+        let open = file("next").share(ShareAccess::empty()).disposition(CreateDisposition::CREATE);
+        open.context(wanted(0, [0x9f; 16]))
+    };
+    let mut c = lab.client();
+    let op = c.begin(Command::CREATE, &next().body());
+    c.disconnect();
+    c.finish(op);
+    let mut d = lab.client();
+    assert_eq!(again(&mut d, &next()).unwrap().action, CreateAction::CREATED);
 }
 
 #[test]

@@ -424,8 +424,9 @@ impl Create {
     fn finish(mut self: Box<Self>, ctx: &mut Ctx<'_>, registered: Registered) -> Step {
         let plan = &mut self.plan;
         let Registered { open, created, stat, maximal, made_file } = &registered;
-        // Other channels may keep the session alive, but no client will ever receive this FileId.
-        if ctx.core.is_closed() {
+        // Other channels may keep the session alive, but no client will ever receive this FileId, unless the client can find
+        // it by a replay of this request.
+        if ctx.core.is_closed() && plan.creation.is_none() {
             return give_up(ctx, &registered, NtStatus::USER_SESSION_DELETED);
         }
         if let Err(status) = ctx.session().add_open(Arc::clone(open)) {
