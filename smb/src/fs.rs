@@ -428,8 +428,7 @@ impl Ea {
 }
 
 /// A name that is being removed. The backend that executes [`FsOpKind::Close`] drops this once the name is removed or its
-/// removal has failed. Until then CREATE for the name answers STATUS_DELETE_PENDING, and so does a CREATE that is in progress
-/// at that time. Other names of the file stay in use.
+/// removal has failed. Until then a CREATE for the name waits. Other names of the file stay in use.
 #[must_use]
 pub struct Unlink {
     _removal: Option<Box<dyn Any + Send + Sync>>,

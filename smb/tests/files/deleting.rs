@@ -1,9 +1,10 @@
 //! Deletion: delete-on-close and FileDispositionInformation.
 
-use forebay_smb::fs::FsOpKind;
+use forebay_smb::fs::{FsOpKind, FsReply, Unlink};
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
-use forebay_smb::wire::create::{CreateAction, CreateDisposition, CreateOptions};
+use forebay_smb::wire::create::{self, CreateAction, CreateDisposition, CreateOptions};
+use forebay_smb::wire::create_context::RequestContext;
 use forebay_smb::wire::fscc::FileInformationClass;
 use forebay_smb::wire::fscc::file_info::{
     DispositionFlags, FileDispositionInformationEx, FileStandardInformation,
@@ -180,19 +181,59 @@ fn close_reports_a_failed_unlink() {
 }
 
 #[test]
-fn a_lost_connections_delete_is_pending_until_the_backend_unlinks() {
+fn a_create_waits_until_the_backend_has_unlinked_its_name() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     file("f").option(CreateOptions::DELETE_ON_CLOSE).id(&mut a);
     a.connection.close(a.now);
-    assert_eq!(file("f").send(&mut b), Err(NtStatus::DELETE_PENDING), "the backend is slow");
+    let answer = b.call(Command::CREATE, &file("f").body()).unwrap();
+    assert_eq!(answer.status(), NtStatus::PENDING, "the backend is slow");
+    file("g").touch(&mut b);
     a.run().unwrap();
     assert_eq!(lab.memory.contents("f"), None);
-    assert_eq!(file("f").send(&mut b).unwrap().action, CreateAction::CREATED);
+    lab.deliver(&mut [&mut a, &mut b]);
+    assert_eq!(action(&mut b), CreateAction::CREATED);
+    assert_eq!(lab.memory.contents("f").as_deref(), Some(&b""[..]));
 }
 
 #[test]
-fn an_open_fails_if_the_name_is_removed_during_the_open() {
+fn a_new_file_can_have_the_inode_number_of_the_removed_one() {
+    let mut lab = Lab::new();
+    let (mut a, mut b) = (lab.client(), lab.client());
+    let doomed = file("f").option(CreateOptions::DELETE_ON_CLOSE).context(RequestContext::QueryOnDiskId);
+    let number = doomed.send(&mut a).unwrap().disk_id.expect("a number");
+    let creating = b.begin(Command::CREATE, &file("f").body());
+    a.connection.close(a.now);
+    // The backend has removed the name and creates it again, before it reports the removal.
+    let FsOpKind::Close { handle, unlink: Some(removal), stat } = a.connection.poll_fs().unwrap().kind else {
+        panic!("the last open has ended");
+    };
+    let unlink = Some(Unlink::unregistered());
+    (a.backend)(FsOpKind::Close { handle, unlink, stat }).unwrap();
+    let created = (b.backend)(creating.kind).map(|reply| match reply {
+        FsReply::Opened(mut opened) => {
+            opened.stat.key.ino = number;
+            FsReply::Opened(opened)
+        }
+        _ => panic!("it is opened"),
+    });
+    b.connection.complete(b.now, creating.id, created).unwrap();
+    b.run().unwrap();
+    assert_eq!(action(&mut b), CreateAction::CREATED);
+    drop(removal);
+    assert!(lab.memory.contents("f").is_some());
+    assert_eq!(lab.server.open_infos(None).len(), 1);
+    assert_eq!(file("f").send(&mut b).unwrap().action, CreateAction::OPENED);
+}
+
+/// What the CREATE of the next answer has done.
+fn action(client: &mut Client) -> CreateAction {
+    let answer = client.answers.pop_front().expect("an answer");
+    create::Response::parse(&answer.message).expect("success").create_action
+}
+
+#[test]
+fn a_file_is_looked_up_again_if_its_name_is_removed_during_the_open() {
     let mut lab = Lab::new();
     let (mut a, mut b) = (lab.client(), lab.client());
     let f = file("f").id(&mut a);
@@ -203,7 +244,6 @@ fn an_open_fails_if_the_name_is_removed_during_the_open() {
     close(&mut a, f).unwrap();
     b.connection.complete(b.now, op.id, found).unwrap();
     b.run().unwrap();
-    let answer = b.answers.pop_front().expect("an answer");
-    assert_eq!(answer.status(), NtStatus::DELETE_PENDING);
-    assert_eq!(file("f").send(&mut b).unwrap().action, CreateAction::CREATED);
+    assert_eq!(action(&mut b), CreateAction::CREATED);
+    assert!(lab.memory.contents("f").is_some());
 }

@@ -416,7 +416,7 @@ fn a_reclaim_waits_until_the_old_connection_is_lost() {
 }
 
 #[test]
-fn an_expired_delete_on_close_is_pending_until_the_backend_unlinks() {
+fn a_create_waits_until_the_backend_has_unlinked_the_name_of_an_expired_open() {
     let mut lab = Lab::caching();
     let mut a = lab.client();
     let doomed = file("doomed").option(CreateOptions::DELETE_ON_CLOSE).context(wanted(0, GUID));
@@ -424,10 +424,12 @@ fn an_expired_delete_on_close_is_pending_until_the_backend_unlinks() {
     a.disconnect();
     let mut ops = lab.server.handle_timeout(start() + Duration::from_secs(1000));
     let mut b = back(&mut lab);
-    assert_eq!(make(&mut b, &file("doomed")).unwrap_err(), NtStatus::DELETE_PENDING);
+    let waits = b.call(Command::CREATE, &file("doomed").body()).unwrap();
+    assert_eq!(waits.status(), NtStatus::PENDING);
     let op = ops.pop().expect("an end");
     assert!(ops.is_empty());
     (lab.memory.backend())(op).map(drop).unwrap();
     assert_eq!(lab.memory.contents("doomed"), None);
-    make(&mut b, &file("doomed")).unwrap();
+    lab.deliver(&mut [&mut a, &mut b]);
+    assert_eq!(made(&b.answers.pop_front().unwrap().message).action, CreateAction::CREATED);
 }

@@ -65,8 +65,9 @@ impl Links {
         id
     }
 
+    /// The name at `path`, unless it is being removed.
     fn at(&self, path: &RelPath) -> Option<&Link> {
-        self.links.iter().find(|link| link.path == *path)
+        self.links.iter().find(|link| link.path == *path && link.fate != Fate::Unlinking)
     }
 
     fn get(&self, id: LinkId) -> Option<&Link> {
@@ -94,8 +95,18 @@ impl Links {
         self.get(id).map(|link| &link.path)
     }
 
-    /// Whether the name at `path` may no longer be opened.
+    /// Whether the name at `path` may no longer be opened, because it is being removed or will be.
     pub(in crate::engine) fn is_delete_pending_at(&self, path: &RelPath) -> bool {
+        self.links.iter().any(|link| link.path == *path && link.fate != Fate::Stays)
+    }
+
+    /// Whether the name at `path` is being removed.
+    pub(in crate::engine) fn is_unlinking_at(&self, path: &RelPath) -> bool {
+        self.links.iter().any(|link| link.path == *path && link.fate == Fate::Unlinking)
+    }
+
+    /// Whether the name at `path` will be removed when an open ends.
+    pub(in crate::engine) fn awaits_close_at(&self, path: &RelPath) -> bool {
         self.at(path).is_some_and(|link| link.fate != Fate::Stays)
     }
 
@@ -168,8 +179,8 @@ impl Links {
         to: &RelPath,
         by: &FsHandle,
     ) -> Option<(LinkId, Option<LinkId>)> {
-        let id = self.links.iter().find(|l| l.path == *from && l.fate != Fate::Unlinking)?.id;
-        let replaced = self.links.iter().find(|l| l.path == *to && l.fate != Fate::Unlinking).map(|l| l.id);
+        let id = self.at(from)?.id;
+        let replaced = self.at(to).map(|link| link.id);
         if let Some(replaced) = replaced {
             self.forget(replaced);
         }
@@ -229,6 +240,7 @@ mod tests {
         assert!(matches!(links.closed(a, other, false), Closed::DeletePending));
         assert!(matches!(links.closed(a, OPEN, false), Closed::Unlinked(None)));
         assert!(links.is_delete_pending_at(&path("a")), "until it is unlinked");
+        assert!(links.is_unlinking_at(&path("a")) && !links.awaits_close_at(&path("a")));
         assert!(matches!(links.closed(a, other, true), Closed::Stays));
         links.forget(a);
         let again = links.enter(&path("a"));

@@ -4,7 +4,8 @@
 //! `Move` of both of its names from before it looks for opens until it is done ([`crate::engine::file::pins`]). A pin is
 //! not granted while its path, or a directory above it, is being moved. A move is not granted while another move touches
 //! its paths, and continues when the pins that block it are gone. A move holds nothing while it waits for other moves, and
-//! a pin waits only for breaks, which have a time limit, so there is no cycle of waits.
+//! a pin waits only for breaks, which have a time limit, so there is no cycle of waits. A pin is not granted either while a
+//! backend removes its name, which waits for nothing.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -89,7 +90,8 @@ impl PathsInUse {
     }
 
     pub(in crate::engine) fn pin(&mut self, path: &RelPath, waiter: Waiter) -> Option<PinnedPath> {
-        if self.moves.values().any(|moving| moving.covers(path)) {
+        let moves = self.moves.values().any(|moving| moving.covers(path));
+        if moves || self.unlinking.values().any(|name| name == path) {
             self.wait(waiter);
             return None;
         }
@@ -175,6 +177,21 @@ mod tests {
         }
         assert!(!paths.is_blocked(id));
         assert_eq!(paths.take_waiters(), [WAITER], "once");
+    }
+
+    #[test]
+    fn a_pin_waits_for_the_removal_of_its_name() {
+        let mut paths = PathsInUse::default();
+        let key = FileKey { dev: 1, ino: 7, stream: 0 };
+        let link = Links::default().enter(&path("d/e"));
+        paths.begin_unlink(key, link, path("d/e"));
+        assert!(paths.pin(&path("d/e"), WAITER).is_none());
+        for other in ["d", "d/e/f", "d/f"] {
+            assert!(paths.pin(&path(other), WAITER).is_some(), "{other}");
+        }
+        assert_eq!(paths.take_waiters(), [WAITER]);
+        paths.end_unlink(key, link);
+        assert!(paths.pin(&path("d/e"), WAITER).is_some());
     }
 
     #[test]

@@ -80,6 +80,8 @@ pub(crate) enum Entry<T> {
     Wait(Arc<FileState>),
     /// These opens without a connection are in the way and must be closed.
     Displaces(Vec<FileId>),
+    /// The file has lost the name, or is losing it, since the name was found.
+    NameGone,
 }
 
 /// An open that ends.
@@ -193,7 +195,11 @@ impl FileState {
         let Entrant { access, share, opener, leases, .. } = entrant;
         let mut guard = self.inner();
         let inner = &mut *guard;
-        if inner.links.is_delete_pending_at(entrant.pin.path()) {
+        // A new file can get the inode number, and so the state, of the file that has just lost the name.
+        if opener.existed && inner.links.is_unlinking_at(entrant.pin.path()) {
+            return Ok(Entry::NameGone);
+        }
+        if inner.links.awaits_close_at(entrant.pin.path()) {
             return Err(NtStatus::DELETE_PENDING);
         }
         // [MS-SMB2] 3.3.5.9.8
@@ -261,12 +267,17 @@ impl FileState {
         inner.left(leaver.id, link, leaver.parent_lease_key)
     }
 
-    /// Checks whether a named stream of the file may be opened by a name of the file.
+    /// Checks whether a named stream of the file may be opened by a name of the file. False if the name is being removed.
+    /// `new` if the file was created together with its stream.
     ///
     /// # Errors
     /// `STATUS_DELETE_PENDING`
-    pub(in crate::engine) fn admits_stream(&self, path: &RelPath) -> Result<(), NtStatus> {
-        if self.delete_pending_at(path) { Err(NtStatus::DELETE_PENDING) } else { Ok(()) }
+    pub(in crate::engine) fn admits_stream(&self, path: &RelPath, new: bool) -> Result<bool, NtStatus> {
+        let inner = self.inner();
+        if !new && inner.links.is_unlinking_at(path) {
+            return Ok(false);
+        }
+        if inner.links.awaits_close_at(path) { Err(NtStatus::DELETE_PENDING) } else { Ok(true) }
     }
 
     /// Registers an open of a named stream of the file.

@@ -136,11 +136,13 @@ impl FileTable {
         // The file was found before its name was removed.
         let lost = |key| self.paths.has_lost(entrant.pin, key);
         if entrant.opener.existed && lost(entrant.key) || !entrant.made_file && lost(entrant.key.file()) {
-            return Err(NtStatus::DELETE_PENDING);
+            return Ok(Entry::NameGone);
         }
         let of_stream = entrant.key.is_stream().then(|| self.state(entrant.key.file()));
-        if let Some(file) = &of_stream {
-            file.admits_stream(entrant.pin.path())?;
+        if let Some(file) = &of_stream
+            && !file.admits_stream(entrant.pin.path(), entrant.made_file)?
+        {
+            return Ok(Entry::NameGone);
         }
         let file = self.state(entrant.key);
         let entry = file.admit(entrant, clients, || make(Entered(Arc::clone(&file))))?;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! LongPath ──► (Opening)
-//! AwaitingRename ◄─► Opening ──► AwaitingBreak ──► (again: Opening; the checks, if the file was created for this request)
+//! AwaitingPath ◄─► Opening ──► AwaitingBreak ──► (again: Opening; the checks, if the file was created for this request)
 //!                     │   ▲ └──► RemovingNames ──► (again: Opening)
 //!                     │   └────────────┘
 //!                     ├──► ReadingLink ──► the answer that it is a symbolic link
@@ -57,8 +57,8 @@ enum State {
     Running,
     /// A backend that resolves short names in the path.
     LongPath,
-    /// The end of a rename of a name on its path.
-    AwaitingRename,
+    /// The end of a rename of a name on its path, or of the removal of its name.
+    AwaitingPath,
     /// A backend that opens the file. Meanwhile the path cannot be renamed.
     Opening(PathPin),
     /// A backend that reads the target of the symbolic link.
@@ -99,6 +99,8 @@ enum Registration {
     AwaitsBreak(Arc<FileState>),
     /// The removal of the file's names, which disconnected opens still had to do.
     AwaitsRemoval(Vec<FsOpKind>),
+    /// The removal of the name, by which the file was found before.
+    NameGone,
 }
 
 impl fmt::Debug for Create {
@@ -112,7 +114,7 @@ impl fmt::Debug for State {
         match self {
             Self::Running => f.write_str("Running"),
             Self::LongPath => f.write_str("LongPath"),
-            Self::AwaitingRename => f.write_str("AwaitingRename"),
+            Self::AwaitingPath => f.write_str("AwaitingPath"),
             Self::Opening(_) => f.write_str("Opening"),
             Self::ReadingLink(_) => f.write_str("ReadingLink"),
             Self::AwaitingBreak { made: None, .. } => f.write_str("AwaitingBreak"),
@@ -149,7 +151,7 @@ impl Machine for Create {
             State::ReadingLink(opened) => self.stopped_on_link(ctx, opened, result),
             State::RemovingNames(removals) => self.remove_names(ctx, removals),
             State::Preparing(registered, preparation) => self.prepared(ctx, registered, preparation, result),
-            State::Running | State::AwaitingRename | State::AwaitingBreak { .. } => {
+            State::Running | State::AwaitingPath | State::AwaitingBreak { .. } => {
                 debug_assert!(false, "no backend was asked");
                 Step::Fail(NtStatus::INTERNAL_ERROR)
             }
@@ -158,8 +160,8 @@ impl Machine for Create {
 
     fn woken(mut self: Box<Self>, ctx: &mut Ctx<'_>, wake: Wake) -> Step {
         match (std::mem::replace(&mut self.state, State::Running), wake) {
-            (State::AwaitingRename, Wake::Ready) => self.open(ctx),
-            (State::AwaitingRename, Wake::Cancelled | Wake::Closed) => {
+            (State::AwaitingPath, Wake::Ready) => self.open(ctx),
+            (State::AwaitingPath, Wake::Cancelled | Wake::Closed) => {
                 self.plan.volume.files().stop_waiting_for_paths(ctx.wake_token());
                 Step::Fail(NtStatus::CANCELLED)
             }
@@ -219,12 +221,12 @@ impl Create {
         }
     }
 
-    /// Has a backend open the file as soon as no name on its path is being renamed.
+    /// Has a backend open the file as soon as no name on its path is being renamed, and the name is not being removed.
     fn open(self: Box<Self>, ctx: &mut Ctx<'_>) -> Step {
         let plan = &self.plan;
         let waiter = Waiter { connection: ctx.core.id, token: ctx.wake_token() };
         let Some(pin) = PathPin::new(&plan.volume.files, &plan.path, waiter) else {
-            return self.wait(State::AwaitingRename);
+            return self.wait(State::AwaitingPath);
         };
         let open = FsOpKind::Open { volume: plan.volume.backend.clone(), request: plan.open_request() };
         self.submit(State::Opening(pin), open)
@@ -284,6 +286,10 @@ impl Create {
             Ok(Registration::AwaitsRemoval(removals)) => {
                 drop_opened(ctx, &self.plan, opened);
                 self.remove_names(ctx, removals)
+            }
+            Ok(Registration::NameGone) => {
+                drop_opened(ctx, &self.plan, opened);
+                self.open(ctx)
             }
             Err(status) => {
                 drop_opened(ctx, &self.plan, opened);
@@ -533,6 +539,7 @@ fn register(
                 return Ok(Registration::Done(registered));
             }
             Entry::Wait(file) => return Ok(Registration::AwaitsBreak(file)),
+            Entry::NameGone => return Ok(Registration::NameGone),
             Entry::Displaces(others) => {
                 let removals = displace(ctx, &others);
                 if !removals.is_empty() {

@@ -274,8 +274,8 @@ fn create_waits_for_a_rename_before_it_calls_the_backend() {
     let other = Waiter { connection: ConnectionId(2), token: 2 };
     let path = RelPath::new("f").expect("a path");
     let moving = Move::link(&create.world.volume.files, &path, other).expect("the only one");
-    assert_eq!(create.begin(CreateDisposition::OPEN, 0), waits("AwaitingRename"));
-    assert_eq!(create.wake(Wake::Ready), waits("AwaitingRename"), "the rename is in progress");
+    assert_eq!(create.begin(CreateDisposition::OPEN, 0), waits("AwaitingPath"));
+    assert_eq!(create.wake(Wake::Ready), waits("AwaitingPath"), "the rename is in progress");
     drop(moving);
     assert_eq!(create.world.server.take_mail().len(), 1, "the CREATE is woken");
     assert_eq!(create.wake(Wake::Ready), submits("Open", OPENING));
