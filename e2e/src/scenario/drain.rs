@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::given_up::{self, GivenUp};
-use super::{MIB, ONE, Scenario, TWO, ours};
+use super::{MIB, ONE, Scenario, TWO, client_kernel, ours};
 use crate::guest::GUEST_BINARY;
 use crate::guest::calls::data::{Shards, Sum, Sums};
 use crate::guest::calls::grpc::AdminRequest;
@@ -98,7 +98,7 @@ pub(super) fn disturbed(site: &Site, given_up: usize, disturb: &dyn Fn() -> Resu
         reach(&mut writer, "files are synced", "synced", round * FILES_PER_ROUND)?;
         for reader in &mut readers {
             reach(reader, "the data set is verified", "verified", round)
-                .with_context(|| given_up::state(site.node(TWO)))?;
+                .with_context(|| client_kernel::state(site.node(TWO)))?;
         }
         disturb().with_context(|| format!("round {round}"))?;
     }

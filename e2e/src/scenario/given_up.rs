@@ -24,20 +24,6 @@ pub(super) fn watch(client: &Node) -> Result<()> {
     client.run(WATCH).map(drop)
 }
 
-/// Requests that the client waits for, errors that its kernel traced, its last messages, and the kernel's stacks of processes
-/// that wait.
-const STATE: &str = "date +%T; cat /proc/fs/cifs/DebugData; grep -v '^#' /sys/kernel/tracing/trace | tail -n 40; dmesg | tail -n 20
-     for task in /proc/[0-9]*/task/[0-9]*; do
-         grep -q cifs $task/stack 2> /dev/null || grep -q netfs $task/stack 2> /dev/null || continue
-         echo \"$task $(cat $task/comm):\"; cat $task/stack
-     done";
-
-/// What the client's kernel is doing, for the message of a test that failed.
-pub(super) fn state(client: &Node) -> String {
-    let shown = client.run(STATE).unwrap_or_else(|error| format!("{error:#}"));
-    format!("{}'s kernel:\n{shown}", client.name())
-}
-
 /// What the client's kernel has traced since then.
 pub(super) struct GivenUp {
     /// Requests that the kernel itself ended.

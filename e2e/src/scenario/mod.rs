@@ -2,6 +2,7 @@
 
 pub mod beside_ksmbd;
 mod bundled;
+mod client_kernel;
 mod clock;
 mod coherence;
 mod crash;
@@ -197,7 +198,7 @@ fn run_in(lab: Lab, kind: Kind, up: &str, scenarios: &[&Scenario], table: &mut T
             site.lab().check()?;
             say(format!("the server's log ends with:\n{}", site.server_log()));
             for node in [ONE, TWO] {
-                say(given_up::state(site.node(node)));
+                say(client_kernel::state(site.node(node)));
             }
         }
     }

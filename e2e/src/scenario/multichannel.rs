@@ -45,7 +45,7 @@ fn connections(site: &Site, client: &Node) -> Result<Vec<(u16, u64)>> {
 
 fn fio(at: &Mounted<'_>, name: &str) -> String {
     format!(
-        "cd /tmp; fio --name={name} --directory={} --numjobs=4 --size=6m --rw=randwrite --bs=64k --iodepth=8 --ioengine=libaio \\
+        "cd /tmp; fio --name={name} --directory={} --numjobs={JOBS} --size=6m --rw=randwrite --bs=64k --iodepth=8 --ioengine=libaio \\
          --direct=1 --verify=crc32c --do_verify=1 --verify_fatal=1 --group_reporting --output=/tmp/{name}.out \\
          || {{ cat /tmp/{name}.out >&2; exit 1; }}",
         at.path()
@@ -79,6 +79,8 @@ fn four(site: &Site) -> Result<String> {
 const CUTS: usize = 4;
 /// Number of names of passes. A pass uses the files of an earlier one.
 const NAMES: usize = 3;
+/// Number of processes of a pass, each with its own file.
+const JOBS: usize = 4;
 
 /// Number of passes that fio completed, and number that an EAGAIN from the client's own kernel stopped.
 #[derive(Default)]
@@ -121,7 +123,7 @@ impl std::fmt::Display for Passes {
 /// The data files of all passes. Linux's client (7.2: cifs_set_ops) fails an O_DIRECT open of a file that it does not know
 /// yet with EINVAL while its first connection is down: it believes that the server's READs are smaller than a page.
 fn create_files(client: &Node, mounted: &Mounted<'_>) -> Result<()> {
-    let names = (0..NAMES).flat_map(|pass| (0..4).map(move |job| format!("pass{pass}.{job}.0")));
+    let names = (0..NAMES).flat_map(|pass| (0..JOBS).map(move |job| format!("pass{pass}.{job}.0")));
     client.run(&format!("cd {} && touch {}", mounted.path(), names.collect::<Vec<_>>().join(" "))).map(drop)
 }
 

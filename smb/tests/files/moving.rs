@@ -4,13 +4,13 @@
 use forebay_smb::fs::FsOp;
 use forebay_smb::ids::FileId;
 use forebay_smb::status::NtStatus;
-use forebay_smb::wire::create::CreateDisposition;
+use forebay_smb::wire::create::{CreateDisposition, CreateOptions};
 use forebay_smb::wire::fscc::FileInformationClass;
 use forebay_smb::wire::fscc::name_info::FileRenameInformation;
 use forebay_smb::wire::query_info::InfoType;
-use forebay_smb::wire::{Command, create, set_info};
+use forebay_smb::wire::{Command, close, create, set_info};
 
-use crate::calls::{Lab, Open, close, directory, file};
+use crate::calls::{Lab, Open, close, directory, file, rename};
 use crate::support::{Answer, Client};
 
 fn existing(name: &str) -> Open<'_> {
@@ -160,5 +160,21 @@ fn losing_a_client_that_waits_for_a_rename_blocks_nothing() {
     };
     // That connection ended together with its CREATE: nothing blocks the directory's rename.
     drop(op);
-    assert_eq!(crate::calls::rename(&mut one, d, "d", false), Ok(()));
+    assert_eq!(rename(&mut one, d, "d", false), Ok(()));
+}
+
+#[test]
+fn a_stream_that_is_closed_during_its_rename_does_not_block_its_file() {
+    let mut lab = Lab::new();
+    let (mut one, mut two) = (lab.client(), lab.client());
+    let s = file("f:s").option(CreateOptions::DELETE_ON_CLOSE).id(&mut one);
+    let renaming = begin_rename(&mut one, s, ":t");
+    let mut body = Vec::new();
+    close::Request { flags: close::Flags::empty(), file_id: s }.encode(&mut body);
+    let removing = one.begin(Command::CLOSE, &body);
+    one.finish(renaming);
+    one.finish(removing);
+    existing("f").touch(&mut two);
+    let f = existing("f").id(&mut two);
+    rename(&mut two, f, "g", false).unwrap();
 }

@@ -63,12 +63,14 @@ pub(crate) enum LinkFate {
 struct Removal {
     files: Arc<Files>,
     file: Arc<FileState>,
+    /// Its key when the removal began. A rename in progress can change that of a stream.
+    key: FileKey,
     link: LinkId,
 }
 
 impl Drop for Removal {
     fn drop(&mut self) {
-        let waiters = self.files.lock().unlinked(&self.file, self.link);
+        let waiters = self.files.lock().unlinked(&self.file, self.key, self.link);
         self.files.wake(waiters);
     }
 }
@@ -96,8 +98,9 @@ impl Files {
         }
     }
 
-    fn unlink(self: &Arc<Self>, file: &Arc<FileState>, link: LinkId) -> Unlink {
-        Unlink::new(Removal { files: Arc::clone(self), file: Arc::clone(file), link })
+    /// `key`: as for [`PathsInUse::begin_unlink`].
+    fn unlink(self: &Arc<Self>, file: &Arc<FileState>, key: FileKey, link: LinkId) -> Unlink {
+        Unlink::new(Removal { files: Arc::clone(self), file: Arc::clone(file), key, link })
     }
 }
 
@@ -200,10 +203,11 @@ impl FileTable {
             LeavingOutcome::Stays => LinkFate::Stays,
             LeavingOutcome::DeletePending => LinkFate::DeletePending,
             LeavingOutcome::Unlinked { link, path, named_by, parent } => {
-                self.paths.begin_unlink(file.key(), link, path);
+                let key = file.key();
+                self.paths.begin_unlink(key, link, path);
                 let handle = named_by.unwrap_or_else(|| handle.clone());
-                let stream = file.key().is_stream();
-                LinkFate::Unlinked { handle, unlink: files.unlink(file, link), parent, stream }
+                let unlink = files.unlink(file, key, link);
+                LinkFate::Unlinked { handle, unlink, parent, stream: key.is_stream() }
             }
         }
     }
@@ -231,14 +235,14 @@ impl FileTable {
         let link = file.undo(path);
         self.paths.begin_unlink(key, link, path.clone());
         self.files.insert(key, Arc::clone(&file));
-        Some(files.unlink(&file, link))
+        Some(files.unlink(&file, key, link))
     }
 
     /// Ends the removal of a name. Returns the requests that can continue.
-    fn unlinked(&mut self, file: &Arc<FileState>, link: LinkId) -> Vec<Waiter> {
-        self.paths.end_unlink(file.key(), link);
+    fn unlinked(&mut self, file: &Arc<FileState>, key: FileKey, link: LinkId) -> Vec<Waiter> {
+        self.paths.end_unlink(key, link);
         if let Some(path) = file.unlinked(link) {
-            self.paths.removed(&path, file.key());
+            self.paths.removed(&path, key);
         }
         self.forget_if_idle(file);
         self.paths.take_waiters()
